@@ -24,7 +24,8 @@ from holdfast.planning.solvers.process import answer_of, given_of, suits
 from holdfast.schedule import timing
 from holdfast.schedule.array_scheduler import array_schedule
 from holdfast.schedule.bounds import BoundRules, StageBounds, bound
-from holdfast.schedule.list_scheduler import Schedule, list_schedule, plain_urgency
+from holdfast.schedule.engine import Schedule
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import to_plan
 from holdfast.schedule.timing import (
     as_late_as_possible,

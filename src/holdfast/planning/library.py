@@ -23,7 +23,7 @@ from holdfast.planning.normalise import bound_cost, load, min_max, normalised, p
 from holdfast.planning.planner import Engine, Planned, Technique, judge, make_plan, plan_bound
 from holdfast.planning.search import reached
 from holdfast.schedule.bounds import StageBounds
-from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.engine import Schedule
 from holdfast.schedule.timing import Measure, sequence_of
 
 __all__ = ["Filled", "PlanLibrary", "breakpoints", "serve", "straightened"]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from holdfast.core.ids import WorkerId
 from holdfast.planning.normalise import per_stage
-from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.engine import Schedule
 from holdfast.schedule.problem import Problem
 
 __all__ = ["exchanges", "lined_up", "with_failed"]

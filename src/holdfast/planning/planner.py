@@ -21,7 +21,7 @@ from holdfast.planning.search import BestFound, reached, search
 from holdfast.planning.solvers.process import given_of, installed, run_solver, suits
 from holdfast.schedule.bounds import Bound, BoundRules, bound
 from holdfast.schedule.builders import Limit, one_f_one_b
-from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.engine import Schedule
 from holdfast.schedule.problem import Problem, routes_problem, to_plan, to_routes
 from holdfast.schedule.route_bounds import route_bound
 from holdfast.schedule.timing import (

@@ -7,11 +7,10 @@ run again only to make that message, and counts for nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -28,6 +27,8 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.core.step_plan import Piece, Resent, Standing
 from holdfast.core.whole_step import whole_steps
 from holdfast.errors import InfeasiblePlan, InternalError
+from holdfast.schedule.engine import Rules, Schedule, ranked, simulate
+from holdfast.schedule.operations import Operations, as_graph
 
 __all__ = ["Keeping", "logged_bytes", "plan_remainder", "progress_at"]
 
@@ -495,13 +496,14 @@ def _schedule(tasks: _Tasks, whole: _Whole, plan: Plan, costs: Costs) -> _Schedu
     """
     work = _Work(tasks, costs)
     positions = _positions(tasks, plan)
-    ranks = ([-tail for tail in work.tails], [task.op.microbatch.index for task in tasks])
-    tries = [_Scheduling(work, whole, rank) for rank in ranks]
-    tries += [_Scheduling(work, whole, positions, in_order=True)] if positions is not None else []
-    found = [scheduled for each in tries if (scheduled := each.run()) is not None]
+    keys = ([-tail for tail in work.operations.tails], [task.op.microbatch.index for task in tasks])
+    tries = [work.by_urgency(key, whole) for key in keys]
+    tries += [work.in_order(positions)] if positions is not None else []
+    found = [each for each in tries if len(each.sequence) == len(tasks)]
     if not found:
         raise InfeasiblePlan("the remainder of the step would keep more forward passes at once than the plan does")
-    return min(found, key=lambda each: each.lasts)
+    best = min(found, key=work.lasts)
+    return _Scheduled(work.rows(best), work.lasts(best))
 
 
 def _positions(tasks: _Tasks, plan: Plan) -> list[int] | None:
@@ -516,56 +518,62 @@ def _positions(tasks: _Tasks, plan: Plan) -> list[int] | None:
 
 
 class _Work:
-    """The pieces as a graph.
-
-    Attributes:
-        tasks: the pieces.
-        lengths: how long each takes.
-        behind: those that wait for each.
-        waiting: for how many each waits.
-        messages: how long what each takes is on its way from another worker; 0: it is here.
-        tails: the longest way from the begin of each to the end of all that waits for it.
-    """
+    """The pieces as operations that the engine schedules."""
 
     def __init__(self, tasks: _Tasks, costs: Costs) -> None:
-        self.tasks, self._costs = tasks, costs
+        self._tasks, self._costs = tasks, costs
+        self._workers = sorted({task.worker for task in tasks})
+        number = {worker: at for at, worker in enumerate(self._workers)}
+        self._worker = [number[task.worker] for task in tasks]
         self._known: dict[tuple[OpKind, LayerRange], float] = {}
-        self.lengths = [self._length(task) for task in tasks]
-        self.behind: list[list[int]] = [[] for _ in tasks]
+        self._lengths = [self._length(task) for task in tasks]
+        self._edges: list[tuple[int, int, float]] = []
+        self._late: list[tuple[int, float]] = []
         for at, task in enumerate(tasks):
-            for before in set(task.waits_for):
-                self.behind[before].append(at)
-        self.waiting = [len(set(task.waits_for)) for task in tasks]
-        self.messages = [self._message(task) for task in tasks]
-        self.tails = [0.0] * len(tasks)
-        for at in reversed(self._in_order()):
-            behind = (self.lag(at, each) + self.tails[each] for each in self.behind[at])
-            self.tails[at] = self.lengths[at] + max(behind, default=0.0)
+            message_s, elsewhere = self._message(task), False
+            for before in dict.fromkeys(task.waits_for):
+                apart = tasks[before].worker != task.worker
+                self._edges.append((before, at, message_s if apart else 0.0))
+                elsewhere = elsewhere or apart
+            if task.source is not None and not elsewhere:  # it was logged, and is sent as all begin
+                self._late.append((at, message_s))
+        self.operations = self._with()
 
-    def lag(self, before: int, at: int) -> float:
-        """How long a piece that waits for another one does so behind its end."""
-        return self.messages[at] if self.tasks[before].worker != self.tasks[at].worker else 0.0
+    def _with(self, *more: tuple[int, int, float]) -> Operations:
+        """All pieces, with edges besides."""
+        return as_graph(
+            worker=self._worker,
+            kind=[0] * len(self._tasks),
+            length=self._lengths,
+            opens=[task.op.kind is OpKind.F and task.adds for task in self._tasks],
+            closes=[task.op.kind in (OpKind.B, OpKind.W) for task in self._tasks],
+            edges=(*self._edges, *more),
+            late=self._late,
+        )
 
-    def resent(self, at: int) -> bool:
-        """Whether a piece takes what was logged by another worker."""
-        task = self.tasks[at]
-        return task.source is not None and all(self.tasks[each].worker == task.worker for each in task.waits_for)
+    def by_urgency(self, key: Sequence[float], whole: _Whole) -> Schedule:
+        """Backward pieces first, then forward ones, then W; each by a key. Pieces whose place nobody has are left."""
+        kept = Counter(worker for each in (*whole.contexts.values(), *whole.halves.values()) for _, worker in each)
+        places = [whole.most[worker] - kept[worker] for worker in self._workers]
+        urgency = sorted(range(len(key)), key=lambda at: (_URGENCY[self._tasks[at].op.kind], key[at], at))
+        return simulate(self.operations, Rules(urgency=urgency, rank=ranked(urgency), places=places))
 
-    def _message(self, task: _Task) -> float:
-        if task.source is None:
-            return 0.0
-        boundary = task.layers.start if task.op.kind is OpKind.F else task.layers.stop
-        return self._costs.comm[boundary - 1]
+    def in_order(self, positions: Sequence[int]) -> Schedule:
+        """Each worker in an order of its own, whatever it keeps."""
+        order = sorted(range(len(positions)), key=lambda at: (self._worker[at], positions[at], at))
+        chain = [(one, other, 0.0) for one, other in pairwise(order) if self._worker[one] == self._worker[other]]
+        places = [len(order)] * len(self._workers)
+        return simulate(self._with(*chain), Rules(urgency=order, rank=ranked(order), places=places))
 
-    def _in_order(self) -> list[int]:
-        """All of them, none before one that it waits for."""
-        left, order = list(self.waiting), [at for at, missing in enumerate(self.waiting) if not missing]
-        for at in order:
-            for following in self.behind[at]:
-                left[following] -= 1
-                if not left[following]:
-                    order.append(following)
-        return order
+    def lasts(self, schedule: Schedule) -> float:
+        """When the last piece ends."""
+        ends = (schedule.starts[at] + length for at, length in enumerate(self._lengths))
+        return float(max(ends, default=0.0))
+
+    def rows(self, schedule: Schedule) -> dict[WorkerId, tuple[Piece, ...]]:
+        """The pieces of every worker, in order."""
+        rows = zip(self._workers, schedule.rows, strict=True)
+        return {worker: tuple(self._tasks[at].piece for at in row) for worker, row in rows}
 
     def _length(self, task: _Task) -> float:
         key = (task.op.kind, task.layers)
@@ -576,94 +584,9 @@ class _Work:
             self._known[key] = lengths[task.op.kind]
         return self._known[key]
 
-
-class _Scheduling:
-    def __init__(self, work: _Work, whole: _Whole, rank: Sequence[float], *, in_order: bool = False) -> None:
-        self._tasks, self._work, self._rank, self._most = work.tasks, work, rank, whole.most
-        self._waiting = list(work.waiting)
-        self._ready = defaultdict[WorkerId, list[tuple[int, float, int]]](list)
-        self._kept = defaultdict[WorkerId, int](int)
-        for of_microbatch in (*whole.contexts.values(), *whole.halves.values()):
-            for _, worker in of_microbatch:
-                self._kept[worker] += 1
-        self._queues = defaultdict[WorkerId, deque[int]](deque)
-        if in_order:
-            for at in sorted(range(len(rank)), key=lambda at: (rank[at], at)):
-                self._queues[self._tasks[at].worker].append(at)
-        self._free = set[WorkerId](task.worker for task in self._tasks)
-        self._events: list[tuple[float, int, bool]] = []  # when, of which piece: whether it ends, or a message comes
-        self._rows = defaultdict[WorkerId, list[Piece]](list)
-
-    def run(self) -> _Scheduled | None:
-        """Returns None if forward passes wait that nobody may keep any more."""
-        now, done = 0.0, 0
-        for at in range(len(self._tasks)):
-            if self._work.resent(at):
-                self._waiting[at] += 1
-                self._come(at, now, self._work.messages[at])
-            elif not self._waiting[at]:
-                self._enter(at)
-        self._start_all(now)
-        while self._events:
-            now = self._events[0][0]
-            while self._events and self._events[0][0] == now:
-                _, at, ends = heappop(self._events)
-                done += ends
-                if ends:
-                    self._end(at, now)
-                else:
-                    self._come(at, now)
-            self._start_all(now)
-        if done < len(self._tasks):
-            return None
-        return _Scheduled({worker: tuple(row) for worker, row in self._rows.items()}, now)
-
-    def _enter(self, at: int) -> None:
-        task = self._tasks[at]
-        heappush(self._ready[task.worker], (_URGENCY[task.op.kind], self._rank[at], at))
-
-    def _start_all(self, now: float) -> None:
-        for worker in sorted(self._free):
-            at = self._next(worker)
-            if at is not None:
-                self._free.discard(worker)
-                task = self._tasks[at]
-                self._rows[worker].append(task.piece)
-                self._kept[worker] += task.op.kind is OpKind.F and task.adds
-                heappush(self._events, (now + self._work.lengths[at], at, True))
-
-    def _next(self, worker: WorkerId) -> int | None:
-        if self._queues:
-            queue = self._queues[worker]
-            return queue.popleft() if queue and not self._waiting[queue[0]] else None
-        return self._most_urgent(worker)
-
-    def _most_urgent(self, worker: WorkerId) -> int | None:
-        ready, held_back = self._ready[worker], []
-        found = None
-        while ready and found is None:
-            urgency, index, at = heappop(ready)
-            task = self._tasks[at]
-            if task.op.kind is OpKind.F and task.adds and self._kept[worker] >= self._most[worker]:
-                held_back.append((urgency, index, at))
-            else:
-                found = at
-        for each in held_back:
-            heappush(ready, each)
-        return found
-
-    def _end(self, at: int, now: float) -> None:
-        task = self._tasks[at]
-        self._free.add(task.worker)
-        self._kept[task.worker] -= task.op.kind in (OpKind.B, OpKind.W)
-        for following in self._work.behind[at]:
-            self._come(following, now, self._work.lag(at, following))
-
-    def _come(self, at: int, now: float, lag: float = 0.0) -> None:
-        """Something that a piece waits for is there, or will be."""
-        if lag:
-            heappush(self._events, (now + lag, at, False))
-            return
-        self._waiting[at] -= 1
-        if not self._waiting[at]:
-            self._enter(at)
+    def _message(self, task: _Task) -> float:
+        """How long what a piece takes is on its way from another worker."""
+        if task.source is None:
+            return 0.0
+        boundary = task.layers.start if task.op.kind is OpKind.F else task.layers.stop
+        return self._costs.comm[boundary - 1]

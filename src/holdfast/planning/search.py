@@ -13,7 +13,8 @@ from itertools import chain, islice, product
 from math import inf
 
 from holdfast.schedule.array_scheduler import array_schedule, suits
-from holdfast.schedule.list_scheduler import Schedule, list_schedule, plain_urgency
+from holdfast.schedule.engine import Schedule
+from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import Problem
 from holdfast.schedule.timing import as_late_as_possible, group_windows, measure, settle
 

@@ -16,7 +16,8 @@ from math import gcd, lcm
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.schedule.list_scheduler import Schedule, precedence
+from holdfast.schedule.engine import Schedule
+from holdfast.schedule.list_scheduler import precedence
 from holdfast.schedule.problem import Problem
 
 __all__ = ["array_schedule", "suits"]

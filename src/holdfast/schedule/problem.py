@@ -25,6 +25,7 @@ from holdfast.core.profile import Costs, StageCosts
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.work_costs import WorkCosts
+from holdfast.schedule.operations import INPUT, Operations
 
 __all__ = ["Problem", "Window", "orders_of", "room_of", "routes_problem", "rows_of", "to_plan", "to_routes"]
 
@@ -129,6 +130,33 @@ class Problem:
         """Whether a visit is its micro-batch's last."""
         last = [layers.stop == self.placement.num_layers for layers in self.layers]
         return tuple([last[part] for part in self.part_of])
+
+    @cached_property
+    def operations(self) -> Operations:
+        """All of them in columns; where the backward is coupled nothing ever makes a W ready."""
+        visits, coupled, part_of, costs = self.num_visits, self.coupled, self.part_of, self.parts
+        forward, back, weight = ([lengths[part] for part in part_of] for lengths in self.durations)
+        gives = [part.gives_input + (part.gives_weight if coupled else 0) for part in costs]
+        nobody, nothing, comm = [-1] * visits, [0.0] * visits, [self.comm[part] for part in part_of]
+        after = [visit + (visits if ends else 1) for visit, ends in enumerate(self.ends)]
+        return Operations(
+            worker=self.worker_of * 3,
+            kind=[0] * visits + [INPUT] * visits + [2] * visits,
+            length=forward + back + weight,
+            opens=[True] * visits + [False] * (2 * visits),
+            closes=[False] * visits + [True] * visits + [False] * visits,
+            takes=[costs[part].takes for part in part_of] + nothing * 2,
+            gives=nothing + [gives[part] for part in part_of] + [costs[part].gives_weight for part in part_of],
+            own=[to if to >= visits else -1 for to in after]
+            + (nobody if coupled else list(range(2 * visits, 3 * visits)))
+            + nobody,
+            sends=[to if to < visits else -1 for to in after]
+            + [-1 if begins else visits + visit - 1 for visit, begins in enumerate(self.begins)]
+            + nobody,
+            lag=[*comm, 0.0, *comm[:-1], *nothing],
+            roots=[visit for visit, begins in enumerate(self.begins) if begins],
+            room=[self.room[group] for group in self.group_of],
+        )
 
     @cached_property
     def part_array(self) -> _Whole:

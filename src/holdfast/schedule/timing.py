@@ -14,7 +14,7 @@ from holdfast.core.evaluate import Span, Timeline, timeline
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Orders
 from holdfast.errors import InvalidSchedule
-from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.engine import Schedule
 from holdfast.schedule.problem import Problem, rows_of
 
 __all__ = [

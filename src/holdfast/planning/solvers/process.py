@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from holdfast.errors import ConfigError, InternalError, SolverTimeout, installing
-from holdfast.schedule.list_scheduler import Schedule
+from holdfast.schedule.engine import Schedule
 from holdfast.schedule.problem import Problem
 
 __all__ = ["Answer", "answer_of", "given_of", "installed", "run_solver", "suits"]
