@@ -18,10 +18,10 @@ from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.config.profiles import save_profile
 from holdfast.control.store import DecisionStore
-from holdfast.core.evaluate import steady_period
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.profiling.profiler import measure_profile
 from holdfast.runtime.train import Summary
+from holdfast.schedule.evaluate import steady_period
 from measure import Recorder, interval, print_table, progress, ratio_interval
 from measured_run import measured_run, step_lengths
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
-from holdfast.core.evaluate import evaluate
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.runtime.train import Summary
 from holdfast.schedule.builders import adaptive_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.report import FailureReport
 from measure import Interval, Recorder, interval, print_table, progress

@@ -20,13 +20,13 @@ from typing import Any
 
 from holdfast import Job, Summary, train
 from holdfast.config.load import parse_job
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.errors import HoldfastError
 from holdfast.planning.remainder import plan_remainder, progress_at
 from holdfast.schedule.builders import adaptive_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, StepOps, WorkerReady, read_events
 from measure import Recorder, interval, print_table, progress, time_limit

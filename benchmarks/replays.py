@@ -18,9 +18,9 @@ from typing import Any
 
 from holdfast import Job, Summary
 from holdfast.config.load import parse_job
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile
+from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, Replaying, read_events
 from measure import Recorder, interval, print_table, progress

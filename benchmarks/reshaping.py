@@ -28,7 +28,6 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.control.store import DecisionStore
-from holdfast.core.evaluate import steady_period
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile, uniform_profile
@@ -38,6 +37,7 @@ from holdfast.planning.templates.reconfigure import Pipelines, reconfigured
 from holdfast.planning.templates.stages import stage_table
 from holdfast.planning.templates.template import Template
 from holdfast.runtime.train import Summary
+from holdfast.schedule.evaluate import steady_period
 from holdfast.telemetry.events import StepOps, read_events
 from measure import RESULTS, Interval, Recorder, interval, print_table, progress
 from measured_run import measured_run, step_lengths

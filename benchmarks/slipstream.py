@@ -21,14 +21,15 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.control.store import DecisionStore
-from holdfast.core.evaluate import evaluate, peak_memory, steady_period
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.core.schedule import Op, OpKind
+from holdfast.core.timeline import peak_memory
 from holdfast.core.work_costs import WorkCosts
 from holdfast.runtime.train import Summary
+from holdfast.schedule.evaluate import evaluate, steady_period
 from holdfast.telemetry.events import LibraryFilled, StepOps, read_events
 from measure import Recorder, interval, print_table, progress, ratio_interval
 from measured_run import measured_run, op_profile, step_lengths

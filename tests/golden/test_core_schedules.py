@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.plan_texts import orders_of
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
@@ -14,6 +13,7 @@ from holdfast.core.validate import validate
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 FOLDER = Path(__file__).parent / "schedules"
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
@@ -27,6 +26,7 @@ from holdfast.planning.planner import Technique, make_plan, plan_bound, plan_rou
 from holdfast.planning.remainder import plan_remainder, progress_at
 from holdfast.schedule.array_scheduler import array_schedule
 from holdfast.schedule.builders import Limit, adaptive_plan, one_f_one_b, regular_plan
+from holdfast.schedule.evaluate import evaluate, steady_period
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import routes_problem
 from holdfast.schedule.route_bounds import route_bound

@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.plan_texts import instructions_of, orders_of, printed
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Reduce
 from holdfast.core.lower import lower
@@ -23,6 +22,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
 from holdfast.schedule.bounds import bound
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 FEW = settings(max_examples=60)
 MANY = settings(max_examples=200)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.starts_model import least
 
-from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs
@@ -25,6 +24,7 @@ from holdfast.schedule import timing
 from holdfast.schedule.array_scheduler import array_schedule
 from holdfast.schedule.bounds import BoundRules, StageBounds, bound
 from holdfast.schedule.engine import Schedule
+from holdfast.schedule.evaluate import evaluate, steady_period
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import to_plan
 from holdfast.schedule.timing import (

@@ -8,7 +8,6 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.excerpts import excerpts
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.lower import lower_worker
@@ -20,6 +19,7 @@ from holdfast.core.validate import validate
 from holdfast.planning.planner import Technique, plan_routes
 from holdfast.planning.training import Terms, replanned, rerouted, within_limit
 from holdfast.schedule.builders import adaptive_plan, home_plan
+from holdfast.schedule.evaluate import evaluate
 
 LANES = st.sampled_from((1, 1, 1, 1, 2, 3))
 MANY = settings(max_examples=200)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import Batch
 from holdfast.core.placement import LayerRange, home_placement
 from holdfast.core.plan import Plan
@@ -21,6 +20,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, InvalidSchedule
 from holdfast.planning.planner import Engine, Technique, plan_routes
 from holdfast.planning.solvers.process import answer_of, given_of, suits
+from holdfast.schedule.evaluate import evaluate, steady_period
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import routes_problem
 from holdfast.schedule.route_bounds import route_bound

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
@@ -31,6 +30,7 @@ from holdfast.recovery.actions import (
 from holdfast.recovery.price import Rates, after, price, priced, step_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import fall_back
 from holdfast.strategies.checkpoint_restart import checkpoint_restart

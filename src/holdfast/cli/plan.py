@@ -16,7 +16,6 @@ from holdfast.cli.plan_shown import FORMATS, Shown
 from holdfast.config.job import BertModel, GptModel, Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
 from holdfast.core.plan import Plan
@@ -34,6 +33,7 @@ from holdfast.planning.search import reached
 from holdfast.planning.training import planned_grid, planned_routes, tries_for
 from holdfast.recovery.choice import sizes_of
 from holdfast.schedule.builders import adaptive_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.schedule.problem import routes_problem
 from holdfast.schedule.route_bounds import route_bound
 from holdfast.schedule.timing import to_timeline

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from holdfast.cli.ways_shown import tell_way_in_full
-from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Visit
+from holdfast.core.timeline import Timeline
 from holdfast.drawing.schedule import schedule_to_svg
 from holdfast.drawing.schedule_text import schedule_to_text
 from holdfast.drawing.schedule_trace import schedule_to_trace

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.core.evaluate import activation_memory
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.instructions import Compute, Instruction, Payload, Receive, Reduce, Reduction, Send, Sum
 from holdfast.core.lower import lower
@@ -14,6 +13,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.program import WorkerProgram
 from holdfast.core.schedule import Op, OpKind, Orders
+from holdfast.core.timeline import activation_memory
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.drawing.trace_events import MICROSECONDS, Json, Track, arrow, counter, instant, names, slice_of, trace
+from holdfast.schedule.evaluate import evaluate
 from holdfast.telemetry.events import Agreed, Installed, Rebuilt, StepOps, Timed
 from holdfast.telemetry.measured import Ran, measured_costs, ran_by_step
 from holdfast.telemetry.report import report

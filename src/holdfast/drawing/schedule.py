@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 
-from holdfast.core.evaluate import Span, Timeline, activation_memory
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import OpKind
+from holdfast.core.timeline import Span, Timeline, activation_memory
 from holdfast.core.work_costs import WorkCosts
 from holdfast.drawing.axis import TimeAxis
 from holdfast.drawing.svg import canvas, element, legend, rect, text, title, upright

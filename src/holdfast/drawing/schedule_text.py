@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from holdfast.core.evaluate import Span, Timeline
 from holdfast.core.ids import WorkerId
+from holdfast.core.timeline import Span, Timeline
 
 __all__ = ["schedule_to_text"]
 

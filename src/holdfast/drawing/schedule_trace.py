@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.core.evaluate import Timeline
 from holdfast.core.ids import WorkerId
+from holdfast.core.timeline import Timeline
 from holdfast.drawing.schedule import OP_NAMES
 from holdfast.drawing.trace_events import Json, Track, names, slice_of, trace
 

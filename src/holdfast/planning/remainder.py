@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower_step
@@ -28,6 +27,7 @@ from holdfast.core.step_plan import Piece, Resent, Standing
 from holdfast.core.whole_step import whole_steps
 from holdfast.errors import InfeasiblePlan, InternalError
 from holdfast.schedule.engine import Rules, Schedule, ranked, simulate
+from holdfast.schedule.evaluate import evaluate
 from holdfast.schedule.operations import Operations, as_graph
 
 __all__ = ["Keeping", "logged_bytes", "plan_remainder", "progress_at"]

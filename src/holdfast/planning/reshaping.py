@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, lacking
 from holdfast.core.plan import Plan
@@ -29,6 +28,7 @@ from holdfast.planning.templates.stages import StageTable
 from holdfast.planning.templates.template import Template, last_slowest
 from holdfast.planning.training import WORTHWHILE, Terms, replanned, rerouted
 from holdfast.schedule.builders import adaptive_plan, assigned_plan
+from holdfast.schedule.evaluate import evaluate
 
 __all__ = ["Reshaped", "Shapes", "reshaped"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import Plan
@@ -13,6 +12,7 @@ from holdfast.core.profile import Costs, unit_costs
 from holdfast.core.routes import Visit
 from holdfast.errors import InfeasiblePlan
 from holdfast.schedule.builders import assigned_plan
+from holdfast.schedule.evaluate import evaluate
 
 __all__ = ["shrunken_plan"]
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.core.evaluate import Timeline, evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.core.routes import Route, Visit
+from holdfast.core.timeline import Timeline
 from holdfast.errors import ConfigError
+from holdfast.schedule.evaluate import evaluate
 
 __all__ = [
     "FAR",

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
@@ -42,6 +41,7 @@ from holdfast.recovery.actions import (
     TakeBack,
     TakeStock,
 )
+from holdfast.schedule.evaluate import evaluate
 
 __all__ = ["Price", "Rates", "after", "price", "priced", "step_seconds"]
 

@@ -26,7 +26,7 @@ LOOKED_AT = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Lower bounds, in the units of the costs; both are defined as in :class:`holdfast.core.evaluate.Timeline`."""
+    """Lower bounds, in the units of the costs; both are defined as in :class:`holdfast.core.timeline.Timeline`."""
 
     period: float
     makespan: float

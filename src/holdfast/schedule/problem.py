@@ -187,6 +187,7 @@ def routes_problem(
     *,
     coupled: bool = False,
     ties: tuple[tuple[int, ...], ...] = (),
+    fits: bool = True,
 ) -> Problem:
     """Returns the problem of any routes.
 
@@ -196,9 +197,10 @@ def routes_problem(
         costs: costs per layer.
         coupled: whether the backward is one operation.
         ties: tuples of layers that share weights.
+        fits: whether memory must hold one micro-batch.
 
     Raises:
-        InfeasiblePlan: memory does not hold one micro-batch.
+        InfeasiblePlan: it does not.
     """
     workers, ordered = placement.workers, routes.by_index
     number = {worker: n for n, worker in enumerate(workers)}
@@ -207,7 +209,7 @@ def routes_problem(
     part = {each: n for n, each in enumerate(layers)}
     whole = WorkCosts(placement, routes, costs).whole
     visited = Counter(visit.worker for visit in visits)
-    for worker in workers:
+    for worker in workers if fits else ():
         whole[worker].check_memory(f"stage {worker.stage} (worker {worker})", visited[worker])
     steps = tuple(whole[worker].optimizer for worker in workers)
     members = [tuple(number[w] for w in each if w in visited) for each in placement.members_by_layer]
@@ -295,18 +297,25 @@ def to_routes(problem: Problem) -> Routes:
     return Routes(tuple(sorted(routes, key=lambda route: route.microbatch)))
 
 
-def rows_of(problem: Problem, orders: Orders) -> list[list[int]]:
-    """Returns the operations of every worker as numbers: the inverse of :func:`to_plan`, for orders of this problem."""
-    visits = problem.num_visits
-    offset = {OpKind.F: 0, OpKind.I: visits, OpKind.B: visits, OpKind.W: 2 * visits}
-    number = {worker: n for n, worker in enumerate(problem.workers)}
+def rows_of(problem: Problem, orders: Orders) -> tuple[list[list[int]], frozenset[int]]:
+    """Returns the operations of every worker as numbers: the inverse of :func:`to_plan`, for orders of this problem.
+
+    And the visits whose backward is a B where it need not be one: that is an I and the W behind it.
+    """
+    visits, number = problem.num_visits, {worker: n for n, worker in enumerate(problem.workers)}
+    offsets = {OpKind.F: (0,), OpKind.I: (visits,), OpKind.B: (visits, 2 * visits), OpKind.W: (2 * visits,)}
+    if problem.coupled:
+        offsets[OpKind.B] = (visits,)
     visit_of = {
         (problem.worker_of[visit], microbatch): visit
         for microbatch, journey in zip(problem.microbatches, problem.journeys, strict=True)
         for visit in journey
     }
     rows: list[list[int]] = [[] for _ in problem.workers]
+    fused: set[int] = set()
     for worker, ops in orders.rows:
         at = number[worker]
-        rows[at] = [offset[op.kind] + visit_of[at, op.microbatch] for op in ops]
-    return rows
+        rows[at] = [offset + visit_of[at, op.microbatch] for op in ops for offset in offsets[op.kind]]
+        if not problem.coupled:
+            fused.update(visit_of[at, op.microbatch] for op in ops if op.kind is OpKind.B)
+    return rows, frozenset(fused)

@@ -10,9 +10,9 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.core.evaluate import Span, Timeline, timeline
 from holdfast.core.plan import Plan
 from holdfast.core.schedule import Orders
+from holdfast.core.timeline import Span, Timeline, timeline
 from holdfast.errors import InvalidSchedule
 from holdfast.schedule.engine import Schedule
 from holdfast.schedule.problem import Problem, rows_of
@@ -28,6 +28,7 @@ __all__ = [
     "rows_to_run",
     "sequence_of",
     "settle",
+    "spans_of",
     "split_up",
     "group_windows",
     "to_timeline",
@@ -42,7 +43,7 @@ _MANY, _TOGETHER = 20_000, 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What a schedule comes to, in the units of the costs; as in :class:`holdfast.core.evaluate.Timeline`."""
+    """What a schedule comes to, in the units of the costs; as in :class:`holdfast.core.timeline.Timeline`."""
 
     period: float
     makespan: float
@@ -93,16 +94,17 @@ def _lengths(problem: Problem, fused: frozenset[int]) -> list[float]:
     return found
 
 
-def as_soon_as_possible(problem: Problem, schedule: Schedule) -> Schedule:
+def as_soon_as_possible(problem: Problem, schedule: Schedule, free: Sequence[float] | None = None) -> Schedule:
     """Returns the schedule with the same orders and every start as early as it can be.
 
     Args:
         problem: the problem.
         schedule: any schedule of it.
+        free: from when on every worker is; default: from 0.
     """
     visits, at, comm, part_of = problem.num_visits, problem.worker_of, problem.comm, problem.part_of
     begins, ends, lengths = problem.begins, problem.ends, _lengths(problem, schedule.fused)
-    ready: list[float] = [0] * problem.num_workers
+    ready: list[float] = [0] * problem.num_workers if free is None else list(free)
     starts: list[float] = [0] * (3 * visits)
     for number in schedule.sequence:
         kind, visit = divmod(number, visits)
@@ -386,17 +388,23 @@ def rows_to_run(problem: Problem, schedule: Schedule) -> list[list[int]]:
 
 def to_timeline(problem: Problem, plan: Plan, schedule: Schedule, *, staggered: bool) -> Timeline:
     """Returns the timeline of a plan that :func:`holdfast.schedule.problem.to_plan` made of this schedule."""
+    spans = spans_of(problem, plan.orders, schedule)
+    return timeline(plan, problem.costs, spans, staggered=staggered, ties=problem.ties)
+
+
+def spans_of(problem: Problem, orders: Orders, schedule: Schedule) -> tuple[Span, ...]:
+    """Returns when the operations of orders run that are those of a schedule, by worker and then in order."""
     spans: list[Span] = []
     lengths, rows = (
         _lengths(problem, schedule.fused),
         dict(zip(problem.workers, rows_to_run(problem, schedule), strict=True)),
     )
-    for worker, ops in plan.orders.rows:
+    for worker, ops in orders.rows:
         for op, run in zip(ops, rows[worker] if ops else (), strict=True):
             number = run if run < 3 * problem.num_visits else run - 2 * problem.num_visits
             start = schedule.starts[number]
             spans.append(Span(worker, op, start, start + lengths[number]))
-    return timeline(plan, problem.costs, tuple(spans), staggered=staggered, ties=problem.ties)
+    return tuple(spans)
 
 
 def sequence_of(problem: Problem, rows: list[list[int]]) -> list[int]:
@@ -429,8 +437,21 @@ def sequence_of(problem: Problem, rows: list[list[int]]) -> list[int]:
                 ready.append(at[visit - 1])
     if len(sequence) < sum(map(len, rows)):
         worker = next(w for w, row in enumerate(rows) if position[w] < len(row))
-        raise InvalidSchedule("waits for ever", worker=_name(problem, worker), position=position[worker])
+        raise _waits(problem, worker, position[worker], rows[worker][position[worker]])
     return sequence
+
+
+def _waits(problem: Problem, worker: int, position: int, number: int) -> InvalidSchedule:
+    kind, visit = divmod(number, problem.num_visits)
+    what, of = ("forward", visit - 1) if kind == 0 else ("backward", visit + 1)
+    microbatch = next(m for m, each in zip(problem.microbatches, problem.journeys, strict=True) if visit in each)
+    source, waits = problem.workers[problem.worker_of[of]], "F" if kind == 0 else "B" if problem.coupled else "I or B"
+    return InvalidSchedule(
+        f"waits for ever for the {what} result of micro-batch {microbatch} from worker {source}",
+        worker=_name(problem, worker),
+        position=position,
+        op=f"{waits}{microbatch}",
+    )
 
 
 def from_orders(problem: Problem, orders: Orders) -> Schedule:
@@ -439,6 +460,6 @@ def from_orders(problem: Problem, orders: Orders) -> Schedule:
     Raises:
         InvalidSchedule: workers wait for one another.
     """
-    rows = rows_of(problem, orders)
-    unstarted = Schedule(starts=[], rows=rows, sequence=sequence_of(problem, rows))
+    rows, fused = rows_of(problem, orders)
+    unstarted = Schedule(starts=[], rows=rows, sequence=sequence_of(problem, rows), fused=fused)
     return as_soon_as_possible(problem, unstarted)

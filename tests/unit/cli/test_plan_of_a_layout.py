@@ -10,12 +10,12 @@ import yaml
 
 from holdfast.cli.main import main
 from holdfast.config.load import load_job
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import unit_costs
 from holdfast.planning.solvers.process import installed
 from holdfast.planning.training import rerouted
 from holdfast.schedule.builders import adaptive_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import healthy_plan, terms_of
 
 LAYOUT = [{"stages": [3, 3], "microbatches": 5}, {"stages": [2, 2, 2], "microbatches": 3}]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.config.profiles import load_profile
-from holdfast.core.evaluate import evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import costs_from_profile
 from holdfast.schedule.builders import regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 FOLDER = Path(__file__).resolve().parents[3] / "profiles"
 PAPER = {

@@ -3,15 +3,16 @@ import dataclasses
 import pytest
 from tests.plan_texts import op_of, orders_of
 
-from holdfast.core.evaluate import Span, activation_memory, evaluate
-from holdfast.core.evaluate import timeline as timeline_of
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import home_placement, split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.routes import Routes
+from holdfast.core.timeline import Span, activation_memory
+from holdfast.core.timeline import timeline as timeline_of
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import InvalidSchedule
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 PAIR = regular_plan(1, split_evenly(2, 2), 1)
 

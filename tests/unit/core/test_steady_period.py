@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 from tests.plan_texts import orders_of
 
-from holdfast.core.evaluate import evaluate, steady_period
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate, steady_period
 
 UNEVEN = dataclasses.replace(
     unit_costs(4), forward=(3, 5, 4, 4), input=(4, 3, 6, 2), weight=(2, 2, 1, 5), optimizer=(2, 1, 3, 1), comm=(1, 2, 1)

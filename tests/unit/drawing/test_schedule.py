@@ -3,7 +3,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
@@ -12,6 +11,7 @@ from holdfast.drawing.schedule import schedule_to_svg
 from holdfast.drawing.schedule_trace import schedule_to_trace
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.testing.traces import trace_faults
 
 COSTS = parse_costs(3, costs="3:5:4,2:6:4,4:1:3", comm="1:2", memory="2,1,1,6")

@@ -1,8 +1,9 @@
-from holdfast.core.evaluate import Timeline, evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
+from holdfast.core.timeline import Timeline
 from holdfast.drawing.schedule_text import schedule_to_text
 from holdfast.schedule.builders import regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 PAIR = regular_plan(1, split_evenly(2, 2), 2)
 

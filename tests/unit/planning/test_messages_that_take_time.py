@@ -8,13 +8,13 @@ from math import inf
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.planning import planner, search
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.planner import Technique, make_plan
+from holdfast.schedule.evaluate import evaluate
 
 
 def planned(stages, pipelines, microbatches, failed, tries, **costs):

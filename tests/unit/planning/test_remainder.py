@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower_step
@@ -18,6 +17,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.errors import InternalError, InvalidSchedule
 from holdfast.planning.remainder import logged_bytes, plan_remainder, progress_at
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 PLAN = regular_plan(3, split_evenly(8, 4), 6)
 COSTS = unit_costs(8)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
@@ -17,6 +16,7 @@ from holdfast.planning.reshaping import Shapes, reshaped
 from holdfast.planning.templates.stages import table_of
 from holdfast.planning.training import Terms
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 LAYERS = 12
 BASELINE = regular_plan(3, split_evenly(LAYERS, 4), 6)

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
@@ -10,6 +9,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.shrink import shrunken_plan
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 
 def microbatches(pipelines, each):

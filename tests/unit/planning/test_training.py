@@ -6,12 +6,12 @@ from math import inf
 
 import pytest
 
-from holdfast.core.evaluate import evaluate, peak_memory
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, parse_costs, unit_costs
 from holdfast.core.schedule import OpKind
 from holdfast.core.slots import renamed
+from holdfast.core.timeline import peak_memory
 from holdfast.core.validate import validate
 from holdfast.core.work_costs import WorkCosts
 from holdfast.errors import ConfigError, StateUnavailable
@@ -31,6 +31,7 @@ from holdfast.planning.training import (
     within_limit,
 )
 from holdfast.schedule.builders import adaptive_plan, regular_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.schedule.list_scheduler import list_schedule
 
 STAGES = split_evenly(4, 4)

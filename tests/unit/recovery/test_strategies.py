@@ -2,7 +2,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_followers
 from holdfast.core.profile import unit_costs
@@ -28,6 +27,7 @@ from holdfast.recovery.actions import (
 )
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import adaptive_plan, gpipe_orders, regular_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import at_boundary
 from holdfast.strategies.checkfreq import checkfreq

@@ -3,7 +3,6 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, home_placement, regular_placement, split_evenly
 from holdfast.core.plan import Plan
@@ -14,6 +13,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 from holdfast.schedule import builders
 from holdfast.schedule.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)
 TALL, SHORT = regular_placement(1, split_evenly(3, 3)), regular_placement(1, split_evenly(2, 2))

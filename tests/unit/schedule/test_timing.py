@@ -3,7 +3,6 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
@@ -11,6 +10,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, InvalidSchedule, StateUnavailable
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.planner import Technique, make_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import to_plan
 from holdfast.schedule.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline

@@ -9,13 +9,13 @@ from holdfast.control.membership.counting import again_behind, again_of, begun
 from holdfast.control.membership.forming import check_distance, lowest, settled
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell
 from holdfast.control.messages import CommitVote, Resume, Status
-from holdfast.core.evaluate import evaluate
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
 from holdfast.core.remainder import Remainder
 from holdfast.errors import InfeasiblePlan, InvalidSchedule
 from holdfast.planning.remainder import plan_remainder
+from holdfast.schedule.evaluate import evaluate
 from holdfast.telemetry.events import Agreed, Notice
 
 __all__ = ["contradicted", "finish_step"]

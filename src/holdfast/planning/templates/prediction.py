@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.core.evaluate import evaluate
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Costs, Profile
 from holdfast.planning.templates.template import Template
 from holdfast.schedule.builders import regular_plan
+from holdfast.schedule.evaluate import evaluate
 
 __all__ = ["predicted_seconds"]
 

@@ -1,0 +1,83 @@
+"""Times a plan: every operation as soon as it can run."""
+
+from __future__ import annotations
+
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Costs
+from holdfast.core.schedule import OpKind
+from holdfast.core.timeline import Timeline, timeline
+from holdfast.schedule.problem import Problem, routes_problem
+from holdfast.schedule.timing import as_soon_as_possible, from_orders, group_windows, spans_of
+
+__all__ = ["evaluate", "steady_period"]
+
+
+def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False, ties: tuple[tuple[int, ...], ...] = ()) -> Timeline:
+    """Returns when every operation runs, if each starts as soon as its worker is free and its input is there.
+
+    An output takes the communication cost of the cut to reach the next worker and occupies neither of the two.
+    Computation never waits for memory: the orders decide what is held.
+
+    Args:
+        plan: a plan that :func:`holdfast.core.validate.validate` accepts.
+        costs: costs per layer of the same model.
+        staggered: whether each stage runs its optimizer step as soon as its own workers are done.
+        ties: tuples of layers that share weights, and are updated together.
+
+    Raises:
+        InvalidSchedule: workers wait for one another, so that the step never ends.
+
+    Cost: linear in the number of operations.
+    """
+    problem = _problem_of(plan, costs)
+    spans = spans_of(problem, plan.orders, from_orders(problem, plan.orders))
+    return timeline(plan, costs, spans, staggered=staggered, ties=ties)
+
+
+def steady_period(
+    plan: Plan, costs: Costs, *, staggered: bool = False, ties: tuple[tuple[int, ...], ...] = (), steps: int = 12
+) -> float:
+    """Returns the time between consecutive steps when many are run one after another, each as soon as it can be.
+
+    That is what a run should show. Where every worker computes something, it is never longer than the period of a
+    schedule with the same orders, whose stages may have to wait for one another a little differently in the first
+    steps.
+
+    Args:
+        plan: a plan that :func:`holdfast.core.validate.validate` accepts.
+        costs: costs per layer of the same model.
+        staggered: whether each layer is updated as soon as its own owners are done.
+        ties: tuples of layers that share weights, and are updated together.
+        steps: how many are run; the second half counts.
+
+    Raises:
+        InvalidSchedule: workers wait for one another, so that the step never ends.
+    """
+    problem = _problem_of(plan, costs)
+    schedule = from_orders(problem, plan.orders)
+    stages = dict(zip(problem.workers, problem.optimizer, strict=True))
+    units = [*((layer,) for layer in range(plan.placement.num_layers)), *ties]
+    members = plan.placement.members_by_layer
+    together = [{worker for layer in unit for worker in members[layer]} for unit in units]
+    if not staggered:
+        together = [set(stages)]
+    free = dict.fromkeys(stages, 0.0)
+    begins: list[float] = []
+    for _ in range(steps):
+        schedule = as_soon_as_possible(problem, schedule, free=[free[worker] for worker in problem.workers])
+        first, last = group_windows(problem, schedule)
+        begins.append(min(first))
+        ends = {worker: max(free[worker], end) for worker, end in zip(problem.workers, last, strict=True)}
+        reduced = [(workers, max(ends[worker] for worker in workers)) for workers in together]
+        free = {
+            worker: max(end for workers, end in reduced if worker in workers) + optimizer
+            for worker, optimizer in stages.items()
+        }
+    half = steps // 2
+    return (begins[-1] - begins[-1 - half]) / half
+
+
+def _problem_of(plan: Plan, costs: Costs) -> Problem:
+    """Returns the problem that a plan has solved, whatever memory it takes."""
+    coupled = all(op.kind in (OpKind.F, OpKind.B) for _, row in plan.orders.rows for op in row)
+    return routes_problem(plan.placement, plan.routes, costs, coupled=coupled, fits=False)
