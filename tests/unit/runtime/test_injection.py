@@ -91,8 +91,19 @@ def test_a_point_strikes_in_its_step_and_once(driven):
 def test_what_strikes_in_a_recovery_does_so_where_it_finds_the_worker(driven, point, found, strikes):
     """A step behind who was lost, or ahead."""
     driver, done, _ = driven(f"kill:0.1@3:{point}")
+    driver.on_point(Point.START, found)
     driver.on_point(point, found)
     assert names(done) == (["note", "signal"] if strikes else [])
+
+
+@pytest.mark.parametrize("point", [Point.DETECT, Point.INSTALL])
+def test_a_plan_that_a_process_begins_with_is_no_recovery(driven, point):
+    driver, done, _ = driven(f"kill:0.1@1:{point}")
+    driver.on_point(point, 0)
+    assert done == []
+    driver.on_point(Point.START, 0)
+    driver.on_point(point, 0)
+    assert names(done) == ["note", "signal"]
 
 
 def test_what_the_agent_has_to_do_is_told_again_in_every_hello(driven):

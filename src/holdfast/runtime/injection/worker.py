@@ -36,6 +36,8 @@ _SIGNALS = {
 _LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 _OF_RECOVERIES = (Point.DETECT, Point.INSTALL, Point.REPLAY, Point.COPY)
+_IN_STEPS = (Point.DETECT, Point.INSTALL)
+"""Those of them that a process also comes to before its first step, where nobody recovers from anything."""
 
 
 def _strikes(fault: Fault, point: Point, step: int) -> bool:
@@ -141,6 +143,7 @@ class WorkerInjector:
     witnesses: tuple[WorkerId, ...] = ()
     fellows: tuple[WorkerId, ...] = ()
     _struck: set[Fault] = field(default_factory=set)
+    _began: bool = False
     _contributed: int = 0
     _summed: int = 0
 
@@ -157,7 +160,9 @@ class WorkerInjector:
     def reach(self, point: Point, step: int) -> None:
         """Strikes with whatever is due here."""
         if point is Point.START:
-            self._contributed = self._summed = 0
+            self._began, self._contributed, self._summed = True, 0, 0
+        if point in _IN_STEPS and not self._began:
+            return
         for fault in self.faults:
             if fault not in self._struck and _strikes(fault, point, step):
                 self._struck.add(fault)
