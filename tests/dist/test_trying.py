@@ -25,6 +25,7 @@ REFUSED = {
     "rebound": r"line \d+: step 0, item 0: the model changed its parameter '0\.weight' while an item ran",
     "max-norm": r"line \d+: step 0, item 0: the model changed its parameter '0\.weight' while an item ran",
     "attribute": r"Counting keeps something from one step to the next in its attribute 'count'",
+    "attribute-array": r"Counting keeps something from one step to the next in its attribute 'count'",
     "renorm": r"the gradient of 0\.weight depends on the running statistics of batch-norm in train\(\) \(1: a class",
     "coupled": r"Coupled updates a parameter by what others have.*bucket_bytes=644",
     "wrapping": r"line \d+: hf\.prepare: Wrapping has another optimizer in its attribute 'inner'",

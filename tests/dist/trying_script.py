@@ -58,10 +58,10 @@ class Counting(torch.optim.SGD):
 
     def __init__(self, parameters, **options):
         super().__init__(parameters, **options)
-        self.count = 0
+        self.count = np.zeros(1) if WHAT == "attribute-array" else 0
 
     def step(self, closure=None):
-        self.count += 1
+        self.count = self.count + 1
         super().step()
 
 
@@ -97,7 +97,13 @@ def open_file(worker: int) -> None:
 
 
 items = 0
-kinds = {"attribute": Counting, "wrapping": Wrapping, "coupled": Coupled, "coupled-whole": Coupled}
+kinds = {
+    "attribute": Counting,
+    "attribute-array": Counting,
+    "wrapping": Wrapping,
+    "coupled": Coupled,
+    "coupled-whole": Coupled,
+}
 first = nn.Embedding(24, 16, max_norm=0.1) if WHAT == "max-norm" else nn.Linear(8, 16)
 model = Model(first, *([Norm(16)] if WHAT in ("own-norm", "renorm") else []), nn.Linear(16, 1))
 optimizer = kinds.get(WHAT, torch.optim.SGD)(model.parameters(), lr=0.01)

@@ -57,6 +57,10 @@ class Worker:
             logged=tuple(sorted(Logged(p, at, tuple(sorted(numbers))) for (p, at), numbers in logged.items())),
         )
 
+    def kept(self):
+        """What takes memory until it was gone back over."""
+        return self.contexts | self.halves
+
     def compute(self, compute, units, num_layers):
         number, layers = compute.op.microbatch.number, compute.layers
         if compute.op.kind is OpKind.F:
@@ -83,10 +87,11 @@ class Worker:
 class Step:
     """One step, or the rest of one, of several workers that go on in any sequence."""
 
-    def __init__(self, programs, workers, num_layers, units):
+    def __init__(self, programs, workers, num_layers, units, plan):
         self.programs = {program.worker: [*program.operations, *map(Sum, program.reductions)] for program in programs}
         self.members = {each.layers: each.workers for program in programs for each in program.reductions}
         self.workers, self.num_layers, self.units = workers, num_layers, units
+        self.most = {worker: max(peak(row), 1 + len(workers[worker].kept())) for worker, row in plan.orders.rows}
         self.at = dict.fromkeys(self.programs, 0)
         self.mail, self.given = set(), defaultdict(dict)
 
@@ -115,6 +120,8 @@ class Step:
         match instruction:
             case Compute():
                 mine.compute(instruction, self.units, self.num_layers)
+                held = {number for number, _ in mine.kept()}
+                assert len(held) <= self.most[worker], "no more than the plan needs, or than it has already and one"
             case Recall(payload, microbatch, boundary):
                 assert (payload, boundary, microbatch.number) in mine.log
             case Send(payload=Payload.SUM, microbatch=name, peer=peer, layers=layers):
@@ -130,13 +137,21 @@ class Step:
                 mine.sums[reduction.layers] = sum(self.given[reduction.layers].values(), Counter())
 
 
+def peak(row):
+    """For how many micro-batches a worker has memory at once, if it runs a row."""
+    kept = [0]
+    for op in row:
+        kept.append(kept[-1] + {OpKind.F: 1, OpKind.I: 0}.get(op.kind, -1))
+    return max(kept)
+
+
 def interrupted(plan, ties, source, deaths, split):
     """Runs a step to its end with losses on the way; returns the plan in the end and all that happened."""
     num_layers = plan.placement.num_layers
     units = [*((layer,) for layer in range(num_layers)), *ties]
     workers = {worker: Worker() for worker in plan.workers}
     begins = lower(split_up(plan) if split else plan, ties)
-    step, lost, told = Step(begins, workers, num_layers, units), set(), []
+    step, lost, told = Step(begins, workers, num_layers, units, plan), set(), []
     length = sum(len(each) for each in step.programs.values())
     now = plan
     for _ in range(deaths):
@@ -147,7 +162,7 @@ def interrupted(plan, ties, source, deaths, split):
         rest = plan_remainder(now, kept, ties=ties)
         told.append((kept, rest))
         programs = [lower_step(each) for each in rest.steps]
-        step = Step(programs, workers, num_layers, units)
+        step = Step(programs, workers, num_layers, units, now)
     assert step.go(source, 10**6), "what is left comes to its end"
     return now, workers, told
 

@@ -10,7 +10,6 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile, costs_from_profile
 from holdfast.planning.planner import Technique
-from holdfast.planning.remainder import Keeping
 from holdfast.planning.training import Terms, replanned
 from holdfast.recovery.actions import (
     Abort,
@@ -160,7 +159,7 @@ def test_the_actions_that_answer_a_loss():
 def test_what_is_left_of_a_step_is_less_than_the_step(point):
     """It is priced as the survivors plan it, if all had come as far as their plan says."""
     run = Run(f"kill:{VICTIM}@3:{point}")
-    view = run.view(3, rules=replace(RULES, keeping=Keeping(costs=costs_from_profile(RATES.profile))))
+    view = run.view(3, rules=replace(RULES, keeping=costs_from_profile(RATES.profile)))
     recovery = adaptive(view)
     prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
     detected, agreed = run.when(Detected), run.when(Agreed, 2)

@@ -9,9 +9,10 @@ While it is in ``eval()``, as for the pseudo-labels of a teacher, it has its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +37,7 @@ class RunningStats:
         self._layer = layer
         self._modules = {name: norm for name, norm in module.named_modules() if _tracks(norm)}
         self._scratch: dict[str, list[Tensor]] = {}
-        self.begins_with = 0.0
-        """What scratch buffers are filled with; statistics that are `taken` are of zeros."""
+        self._fill = 0.0
         prefixes = [f"{name}." if name else "" for name in self._modules]
         self.buffer_names = frozenset(prefix + kind for prefix in prefixes for kind in _NAMES)
         """Names within the layer of the buffers that are handled here."""
@@ -54,33 +54,42 @@ class RunningStats:
         return tuple(name for name, norm in self._modules.items() if type(norm).forward not in torchs_own)
 
     @contextmanager
+    def filled(self, value: float) -> Iterator[None]:
+        """Within it scratch buffers begin with a value: what is computed must not show which."""
+        self._fill = value
+        try:
+            yield
+        finally:
+            self._fill = 0.0
+
+    @contextmanager
     def apart(self) -> Iterator[None]:
         """Keep the real buffers out of every forward pass within: backward passes too may run one (checkpointing).
 
         Not out of those in ``eval()``, which read them and change nothing.
         """
-        kept = [(norm, [norm._buffers[kind] for kind in _NAMES]) for norm in self._modules.values()]
+        switches = []
         try:
-            for (name, norm), (_, real) in zip(self._modules.items(), kept, strict=True):
-                first = (self.begins_with, self.begins_with, 0)  # the graph keeps them
-                self._scratch[name] = [torch.full_like(b, x) for b, x in zip(real, first, strict=True)]
-                switch = _Switch(norm, real, self._scratch[name])
-                norm.train = switch.train
-                switch.turn()
+            for name, norm in self._modules.items():
+                real = [norm._buffers[kind] for kind in _NAMES]
+                scratch = [torch.full_like(each, x) for each, x in zip(real, (self._fill, self._fill, 0), strict=True)]
+                self._scratch[name] = scratch  # the graph keeps it
+                switches.append(_Switch(norm, real, scratch, norm.__dict__.get("train")))
+                norm.train = switches[-1].train
+                switches[-1].turn()
             yield
         finally:
-            for norm, buffers in kept:
-                norm.__dict__.pop("train", None)
-                norm._buffers.update(zip(_NAMES, buffers, strict=True))
+            for switch in switches:
+                switch.remove()
 
     def taken(self) -> Tensor:
-        """Return what was run within `apart` so far: float32 ``[width]``.
+        """Return what was run within `apart` so far: float32 ``[width]``; of no meaning where it was `filled`.
 
         Raises:
             ConfigError: a module does not count how often it has run.
         """
         for name, (mean, var, runs) in self._scratch.items():
-            if not runs.any() and (mean.any() or var.any()):
+            if not runs.any() and ((mean != self._fill).any() or (var != self._fill).any()):
                 raise ConfigError(
                     f"layer {self._layer}: batch-norm {name!r} ({type(self._modules[name]).__name__}) changes its"
                     " running statistics without counting it in num_batches_tracked; expected that it does as"
@@ -123,17 +132,30 @@ class _Switch:
         norm: the module; a copy of it has a copy of its switch.
         real: its own buffers.
         scratch: those of the micro-batch that runs.
+        own: what the module itself, and not its class, does in ``train()``; None: it has nothing of the kind.
     """
 
     norm: _BatchNorm
     real: list[Tensor]
     scratch: list[Tensor]
+    own: Callable[..., Any] | None
 
     def train(self, mode: bool = True) -> _BatchNorm:
         """In the place of the module's own: ``eval()`` and the ``train()`` of a model around it come here, too."""
-        type(self.norm).train(self.norm, mode)
+        if self.own is None:
+            type(self.norm).train(self.norm, mode)
+        else:
+            self.own(mode)
         self.turn()
         return self.norm
+
+    def remove(self) -> None:
+        """The module is as it was."""
+        if self.own is None:
+            self.norm.__dict__.pop("train", None)
+        else:
+            self.norm.train = self.own  # type: ignore[method-assign]
+        self.norm._buffers.update(zip(_NAMES, self.real, strict=True))
 
     def turn(self) -> None:
         """Gives the module what its mode needs."""

@@ -26,26 +26,13 @@ from holdfast.core.schedule import Op, OpKind
 from holdfast.core.step_plan import Piece, Resent, Standing
 from holdfast.core.whole_step import whole_steps
 from holdfast.errors import InfeasiblePlan, InternalError
-from holdfast.schedule.engine import Rules, Schedule, ranked, simulate
+from holdfast.schedule.engine import Schedule, StartRules, ranked, simulate
 from holdfast.schedule.evaluate import evaluate
-from holdfast.schedule.operations import Operations, as_graph
+from holdfast.schedule.operations import Operations, as_graph, tails
 
-__all__ = ["Keeping", "logged_bytes", "plan_remainder", "progress_at"]
+__all__ = ["logged_bytes", "plan_remainder", "progress_at"]
 
 _Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """What the remainder of a step is planned by, of a job whose workers keep what they have of one.
-
-    Attributes:
-        ties: tuples of layers that share weights.
-        costs: costs per layer.
-    """
-
-    costs: Costs
-    ties: tuple[tuple[int, ...], ...] = ()
 
 
 def plan_remainder(
@@ -300,12 +287,17 @@ def _most_kept(plan: Plan, progress: Mapping[WorkerId, StepProgress]) -> dict[Wo
 
 @dataclass(slots=True)
 class _Task:
-    """A piece before its place in an order is known; pieces that must be over before it can begin."""
+    """A piece before its place in an order is known; pieces that must be over before it can begin.
+
+    Attributes:
+        closes: whether nothing is left behind it of the forward pass over which it, and others, go back.
+    """
 
     worker: WorkerId
     op: Op
     layers: LayerRange
     adds: bool = True
+    closes: bool = False
     source: WorkerId | None = None
     targets: set[WorkerId] = field(default_factory=set)
     waits_for: list[int] = field(default_factory=list)
@@ -403,6 +395,7 @@ class _Wiring:
         self._microbatch = need.microbatch
         self._made: dict[tuple[Payload, int], int] = {}  # the piece that makes a message
         self._passes: dict[int, int] = {}  # per layer, the piece that makes a forward pass to go back over
+        self._over: list[int] = []  # the pieces over one forward pass that let go of it: B and W
 
     def run(self) -> None:
         """Adds all pieces, and what is sent out of logs for them."""
@@ -411,11 +404,14 @@ class _Wiring:
         for piece in _runs(sorted(need.forward), lambda i: (need.led[i], i in anew)):
             self._forward(piece, adds=piece.start in anew)
         above: tuple[object, int] | None = None
-        for piece in reversed(list(_runs(sorted(need.backward), self._kind_of_backward))):
+        pieces = list(_runs(sorted(need.backward), self._kind_of_backward))
+        for at, piece in reversed(list(enumerate(pieces))):
             above = self._backward(piece, above)
+            if not at or self._pass_over(pieces[at - 1].start) != above[0]:
+                self._close(piece.start)
         for part, worker in self._whole.halves.get(self._microbatch.number, ()):
             if not self._whole.open.isdisjoint(part.indices):
-                self._tasks.put(_Task(worker, Op(OpKind.W, self._microbatch), part))
+                self._tasks.put(_Task(worker, Op(OpKind.W, self._microbatch), part, closes=True))
 
     def _kind_of_backward(self, layer: int) -> object:
         return self._need.worker_of(layer), self._need.backward[layer], self._pass_over(layer)
@@ -425,6 +421,18 @@ class _Wiring:
         self._made[Payload.ACTIVATION, piece.stop] = at
         self._passes |= dict.fromkeys(piece.indices, at) if adds else {}
         self._connect(at, Payload.ACTIVATION, piece.start)
+
+    def _close(self, first: int) -> None:
+        """The last piece over a forward pass gives its place back: a W behind all others, if there is one.
+
+        Not of a pass that was kept and is not gone back over to its first layer.
+        """
+        *others, last = sorted(self._over, key=lambda at: (self._tasks[at].op.kind is OpKind.W, at))
+        self._over.clear()
+        kept = self._need.kept.get(first)
+        if kept is None or kept[0].start == first:
+            self._tasks[last].closes = True
+            self._tasks[last].waits_for += others if self._tasks[last].op.kind is OpKind.W else ()
 
     def _backward(self, piece: LayerRange, above: tuple[object, int] | None) -> tuple[object, int]:
         """Adds a backward piece; those over one forward pass come one after another, from its last layers on."""
@@ -440,7 +448,8 @@ class _Wiring:
             self._tasks[at].waits_for.append(above[1])
         self._connect(at, Payload.GRADIENT, piece.stop)
         if split:
-            self._tasks.put(_Task(worker, Op(OpKind.W, self._microbatch), piece, waits_for=[at]))
+            weights = self._tasks.put(_Task(worker, Op(OpKind.W, self._microbatch), piece, waits_for=[at]))
+        self._over.append(weights if split else at)
         return over, at
 
     def _pass_over(self, layer: int) -> object:
@@ -494,10 +503,10 @@ def _schedule(tasks: _Tasks, whole: _Whole, plan: Plan, costs: Costs) -> _Schedu
     Raises:
         InfeasiblePlan: forward passes wait that nobody may keep any more.
     """
-    work = _Work(tasks, costs)
+    work = _Work(tasks, whole, costs)
     positions = _positions(tasks, plan)
-    keys = ([-tail for tail in work.operations.tails], [task.op.microbatch.index for task in tasks])
-    tries = [work.by_urgency(key, whole) for key in keys]
+    keys = ([-tail for tail in tails(work.operations)], [task.op.microbatch.index for task in tasks])
+    tries = [work.by_urgency(key) for key in keys]
     tries += [work.in_order(positions)] if positions is not None else []
     found = [each for each in tries if len(each.sequence) == len(tasks)]
     if not found:
@@ -518,11 +527,13 @@ def _positions(tasks: _Tasks, plan: Plan) -> list[int] | None:
 
 
 class _Work:
-    """The pieces as operations that the engine schedules."""
+    """The pieces as operations that the engine schedules; those whose place nobody has are not in its schedules."""
 
-    def __init__(self, tasks: _Tasks, costs: Costs) -> None:
+    def __init__(self, tasks: _Tasks, whole: _Whole, costs: Costs) -> None:
         self._tasks, self._costs = tasks, costs
         self._workers = sorted({task.worker for task in tasks})
+        kept = Counter(worker for each in (*whole.contexts.values(), *whole.halves.values()) for _, worker in each)
+        self._places = [whole.most[worker] - kept[worker] for worker in self._workers]
         number = {worker: at for at, worker in enumerate(self._workers)}
         self._worker = [number[task.worker] for task in tasks]
         self._known: dict[tuple[OpKind, LayerRange], float] = {}
@@ -543,27 +554,23 @@ class _Work:
         """All pieces, with edges besides."""
         return as_graph(
             worker=self._worker,
-            kind=[0] * len(self._tasks),
             length=self._lengths,
             opens=[task.op.kind is OpKind.F and task.adds for task in self._tasks],
-            closes=[task.op.kind in (OpKind.B, OpKind.W) for task in self._tasks],
+            closes=[task.closes for task in self._tasks],
             edges=(*self._edges, *more),
             late=self._late,
         )
 
-    def by_urgency(self, key: Sequence[float], whole: _Whole) -> Schedule:
-        """Backward pieces first, then forward ones, then W; each by a key. Pieces whose place nobody has are left."""
-        kept = Counter(worker for each in (*whole.contexts.values(), *whole.halves.values()) for _, worker in each)
-        places = [whole.most[worker] - kept[worker] for worker in self._workers]
+    def by_urgency(self, key: Sequence[float]) -> Schedule:
+        """Backward pieces first, then forward ones, then W; each by a key."""
         urgency = sorted(range(len(key)), key=lambda at: (_URGENCY[self._tasks[at].op.kind], key[at], at))
-        return simulate(self.operations, Rules(urgency=urgency, rank=ranked(urgency), places=places))
+        return simulate(self.operations, StartRules(urgency=urgency, rank=ranked(urgency), places=self._places))
 
     def in_order(self, positions: Sequence[int]) -> Schedule:
-        """Each worker in an order of its own, whatever it keeps."""
+        """Each worker in an order of its own."""
         order = sorted(range(len(positions)), key=lambda at: (self._worker[at], positions[at], at))
         chain = [(one, other, 0.0) for one, other in pairwise(order) if self._worker[one] == self._worker[other]]
-        places = [len(order)] * len(self._workers)
-        return simulate(self._with(*chain), Rules(urgency=order, rank=ranked(order), places=places))
+        return simulate(self._with(*chain), StartRules(urgency=order, rank=ranked(order), places=self._places))
 
     def lasts(self, schedule: Schedule) -> float:
         """When the last piece ends."""
@@ -579,8 +586,7 @@ class _Work:
         key = (task.op.kind, task.layers)
         if key not in self._known:
             of = self._costs.of(task.layers)
-            apart = of.input + of.split
-            lengths = {OpKind.F: of.forward, OpKind.I: apart, OpKind.W: of.weight, OpKind.B: of.input + of.weight}
+            lengths = {OpKind.F: of.forward, OpKind.I: of.input_apart, OpKind.W: of.weight, OpKind.B: of.backward}
             self._known[key] = lengths[task.op.kind]
         return self._known[key]
 

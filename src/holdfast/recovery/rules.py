@@ -1,10 +1,10 @@
-"""What a job says once and for all."""
+"""One value for all that decisions go by and that does not change while a job runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.planning.remainder import Keeping
+from holdfast.core.profile import Costs
 from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms
 from holdfast.recovery.audit import Sampling
@@ -24,7 +24,7 @@ class JobRules:
         ties: the layers that share a weight, each a tuple of layer indices.
         staggered: whether updates are made ahead of the verdict.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
-        keeping: how an interrupted step is gone on with; None if it is always run again whole.
+        keeping: costs per layer, by which an interrupted step is gone on with; None if it is always run again whole.
         step_log_bytes: how much of it each worker keeps at most; None: no limit.
         logging: how what crosses nodes is logged; None if it is not.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
@@ -34,7 +34,7 @@ class JobRules:
         sampling: what is audited; None: nothing.
         wait_s: how long to wait for workers when a layer has no owner.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
-        tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; at least 1.
+        tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; 0 counts as 1.
         fewest: with how many workers the job is to go on at least, so that it survives what it is to tolerate; 0: with
             any that hold all layers.
         weighs: whether an adviser is asked before whoever was told to go does.
@@ -47,7 +47,7 @@ class JobRules:
     ties: tuple[tuple[int, ...], ...] = ()
     staggered: bool = False
     terms: Terms | None = None
-    keeping: Keeping | None = None
+    keeping: Costs | None = None
     step_log_bytes: int | None = None
     logging: Logging | None = None
     checkpoint_every: int = 0

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from holdfast.errors import InternalError
 from holdfast.schedule.operations import INPUT, Operations
 
-__all__ = ["Rules", "Schedule", "ranked", "simulate"]
+__all__ = ["StartRules", "Schedule", "ranked", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class StartRules:
     """By what a free worker chooses among the operations that are ready.
 
     Attributes:
@@ -42,7 +43,10 @@ class Rules:
         turns: whether a worker starts what opens after what does not, and the other way round; of several that do not
             open the one that was ready first, then the more urgent one.
         first_come: whether that holds for those that open, too.
-        keeps_room: whether a place and room are kept for the first that a worker has yet to open, by number.
+        keeps_room: whether a worker opens another than the first that it has yet to, by number, only if a place is left
+            for that one, and room for the largest.
+
+    ``patience`` is for workers that do not take turns; ``first_come`` and ``keeps_room`` are for those that do.
     """
 
     urgency: Sequence[int]
@@ -63,7 +67,7 @@ def ranked(urgency: Sequence[int]) -> list[int]:
     return found
 
 
-def simulate(operations: Operations, rules: Rules) -> Schedule:
+def simulate(operations: Operations, rules: StartRules) -> Schedule:
     """Returns the schedule in which every free worker starts the most urgent operation that is ready.
 
     What opens starts only if places and memory allow. Workers may wait for one another's room for ever: then what they
@@ -71,6 +75,8 @@ def simulate(operations: Operations, rules: Rules) -> Schedule:
 
     Cost: a few microseconds per operation.
     """
+    if rules.patience and (rules.turns or operations.more or operations.late):
+        raise InternalError("patience is known for messages of `sends` alone, where workers take no turns")
     return _Simulation(operations, rules).run()
 
 
@@ -81,7 +87,7 @@ class _Simulation:
     lists at the price of local variables, which looking them up in an object would double.
     """
 
-    def __init__(self, operations: Operations, rules: Rules) -> None:
+    def __init__(self, operations: Operations, rules: StartRules) -> None:
         self._operations, self._rules = operations, rules
         workers = range(len(operations.room))
         self._ages = [0, 0]  # by how much what becomes ready now comes behind what was before: what opens, and others

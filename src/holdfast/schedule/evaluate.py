@@ -46,22 +46,22 @@ def steady_period(
     Args:
         plan: a plan that :func:`holdfast.core.validate.validate` accepts.
         costs: costs per layer of the same model.
-        staggered: whether each layer is updated as soon as its own owners are done.
+        staggered: whether each stage runs its optimizer step as soon as its own workers are done.
         ties: tuples of layers that share weights, and are updated together.
-        steps: how many are run; the second half counts.
+        steps: how many are run, at least 2; the second half counts.
 
     Raises:
         InvalidSchedule: workers wait for one another, so that the step never ends.
     """
     problem = _problem_of(plan, costs)
     schedule = from_orders(problem, plan.orders)
-    stages = dict(zip(problem.workers, problem.optimizer, strict=True))
+    optimizers = dict(zip(problem.workers, problem.optimizer, strict=True))  # each worker is a group of its own
     units = [*((layer,) for layer in range(plan.placement.num_layers)), *ties]
     members = plan.placement.members_by_layer
     together = [{worker for layer in unit for worker in members[layer]} for unit in units]
     if not staggered:
-        together = [set(stages)]
-    free = dict.fromkeys(stages, 0.0)
+        together = [set(optimizers)]
+    free = dict.fromkeys(optimizers, 0.0)
     begins: list[float] = []
     for _ in range(steps):
         schedule = as_soon_as_possible(problem, schedule, free=[free[worker] for worker in problem.workers])
@@ -71,7 +71,7 @@ def steady_period(
         reduced = [(workers, max(ends[worker] for worker in workers)) for workers in together]
         free = {
             worker: max(end for workers, end in reduced if worker in workers) + optimizer
-            for worker, optimizer in stages.items()
+            for worker, optimizer in optimizers.items()
         }
     half = steps // 2
     return (begins[-1] - begins[-1 - half]) / half

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from holdfast.schedule.engine import Rules, Schedule, ranked, simulate
+from holdfast.schedule.engine import Schedule, StartRules, ranked, simulate
 from holdfast.schedule.problem import Problem
 
 __all__ = ["Turns", "list_schedule", "plain_urgency", "precedence"]
@@ -18,15 +18,15 @@ _BEHIND = 1 << 40
 class Turns(Enum):
     """1F1B's rule: a free worker starts an F after a B, and a B after an F; the other one where that cannot be.
 
-    Of several B that are ready comes the one that was ready first, then the more urgent one. Of several F:
+    Of several B that are ready comes the one that was ready first, then the more urgent one.
     """
 
     READY = auto()
-    """The same."""
+    """Of several F comes the one that was ready first, then the more urgent one."""
     GUESTS = auto()
-    """Those of other pipelines' micro-batches before all others; then the same."""
+    """Of several F come those of other pipelines' micro-batches before all others; of these as with READY."""
     IN_ORDER = auto()
-    """The most urgent one; and room is kept for the first that a worker has yet to run."""
+    """Of several F comes the most urgent one; and room is kept for the first that a worker has yet to run."""
 
 
 def precedence(problem: Problem, ahead: int) -> list[int]:
@@ -101,7 +101,7 @@ def list_schedule(
             for visit in journey:
                 at_home = problem.workers[problem.worker_of[visit]].pipeline == microbatch.pipeline
                 rank[visit] += _BEHIND * len(order) * at_home
-    rules = Rules(
+    rules = StartRules(
         urgency=order,
         rank=rank,
         places=[limits[group] if limits else visits for group in problem.group_of],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["INPUT", "Operations", "as_graph"]
+__all__ = ["INPUT", "Operations", "as_graph", "tails"]
 
 INPUT = 1
 """The kind of those for which a worker may wait: I, or B."""
@@ -21,15 +21,15 @@ class Operations:
 
     Attributes:
         worker: the worker of every operation.
-        kind: 0 for F, INPUT for I and B, 2 for W.
+        kind: 0 for F, INPUT for I and B, 2 for W; only patience asks.
         length: its time.
         opens: whether it takes one of the places that its worker has for micro-batches; such operations queue apart.
-        closes: whether it gives one back.
-        takes: memory that it takes at its start.
-        gives: memory that it gives back at its end.
+        closes: whether it gives one back, if it does not open.
+        takes: memory that it takes at its start, if it opens.
+        gives: memory that it gives back at its end, if it does not open.
         own: what is ready on the same worker once it ends; -1: nothing.
         sends: what its message makes ready on another worker; -1: it has none.
-        lag: how long that message is on its way.
+        lag: how long that message is on its way; like all times not negative.
         more: what else waits for it, and how long behind its end.
         several: for how much those wait that wait for more than one thing.
         roots: those that wait for nothing.
@@ -53,25 +53,8 @@ class Operations:
     several: Mapping[int, int] = field(default_factory=dict)
     late: Mapping[float, Sequence[int]] = field(default_factory=dict)
 
-    @property
-    def tails(self) -> list[float]:
-        """The longest way from the start of every operation to the end of all that waits for it."""
-        waiting, order = dict(self.several), [*self.roots, *(each for some in self.late.values() for each in some)]
-        order = [each for each in order if self._comes(each, waiting)]
-        for each in order:
-            order += [then for then, _ in self._behind(each) if self._comes(then, waiting)]
-        found = [0.0] * len(self.worker)
-        for each in reversed(order):
-            found[each] = self.length[each] + max((lag + found[then] for then, lag in self._behind(each)), default=0.0)
-        return found
-
-    @staticmethod
-    def _comes(number: int, waiting: dict[int, int]) -> bool:
-        """Whether nothing else is waited for than what has come now."""
-        waiting[number] = waiting.get(number, 1) - 1
-        return not waiting[number]
-
-    def _behind(self, number: int) -> list[tuple[int, float]]:
+    def behind(self, number: int) -> list[tuple[int, float]]:
+        """What waits for an operation, and how long behind its end."""
         found = list(self.more.get(number, ()))
         if self.own[number] >= 0:
             found.append((self.own[number], 0.0))
@@ -80,10 +63,27 @@ class Operations:
         return found
 
 
+def tails(operations: Operations) -> list[float]:
+    """Returns the longest way from the start of every operation to the end of all that waits for it."""
+    missing = [operations.several.get(number, 1) for number in range(len(operations.worker))]
+    come = [*operations.roots, *(number for some in operations.late.values() for number in some)]
+    order: list[int] = []
+    while come:
+        number = come.pop()
+        missing[number] -= 1
+        if not missing[number]:
+            order.append(number)
+            come += [then for then, _ in operations.behind(number)]
+    found = [0.0] * len(operations.worker)
+    for number in reversed(order):
+        ways = (lag + found[then] for then, lag in operations.behind(number))
+        found[number] = operations.length[number] + max(ways, default=0.0)
+    return found
+
+
 def as_graph(
     *,
     worker: Sequence[int],
-    kind: Sequence[int],
     length: Sequence[float],
     opens: Sequence[bool],
     closes: Sequence[bool],
@@ -94,7 +94,6 @@ def as_graph(
 
     Args:
         worker: the worker of every operation, all from 0 on.
-        kind: see `Operations`.
         length: its time.
         opens: whether it takes a place.
         closes: whether it gives one back.
@@ -114,7 +113,7 @@ def as_graph(
     nothing, nobody = (0.0,) * len(worker), (-1,) * len(worker)
     return Operations(
         worker=worker,
-        kind=kind,
+        kind=(0,) * len(worker),
         length=length,
         opens=opens,
         closes=closes,

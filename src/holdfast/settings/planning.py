@@ -18,7 +18,6 @@ from holdfast.errors import ConfigError
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
-from holdfast.planning.remainder import Keeping
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.mapping import best_templates
 from holdfast.planning.templates.stages import StageTable, stage_table, table_of
@@ -47,13 +46,13 @@ class Planned:
         plan: of the healthy grid.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         shapes: what pipelines of whoever is left are made by; None if none are made.
-        keeping: how an interrupted step is gone on with; None if it is always run again whole.
+        keeping: costs per layer, by which an interrupted step is gone on with; None if it is always run again whole.
     """
 
     plan: Plan
     terms: Terms | None = None
     shapes: Shapes | None = None
-    keeping: Keeping | None = None
+    keeping: Costs | None = None
 
 
 def profile_of(job: Job, num_layers: int) -> Profile | None:
@@ -111,20 +110,15 @@ def terms_of(
     )
 
 
-def keeping_of(
-    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
-) -> Keeping | None:
-    """Returns how an interrupted step is gone on with; None if workers keep nothing of one.
+def keeping_of(job: Job, num_layers: int, profile: Profile | None = None) -> Costs | None:
+    """Returns the costs by which an interrupted step is gone on with; None if workers keep nothing of one.
 
     Args:
         job: the job.
         num_layers: of its model.
         profile: what its layers cost; None: all the same.
-        ties: tuples of layers that share weights.
     """
-    if not job.keeps_steps:
-        return None
-    return Keeping(costs=_costs(num_layers, profile), ties=ties)
+    return _costs(num_layers, profile) if job.keeps_steps else None
 
 
 def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms | None) -> Shapes | None:

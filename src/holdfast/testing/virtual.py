@@ -15,10 +15,9 @@ from holdfast.control.membership import Closed, Membership, Restoring, Tell
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.profile import costs_from_profile, unit_costs
+from holdfast.core.profile import Costs, costs_from_profile, unit_costs
 from holdfast.core.validate import validate
 from holdfast.errors import InternalError
-from holdfast.planning.remainder import Keeping
 from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms, replanned
 from holdfast.recovery.rules import JobRules
@@ -200,18 +199,15 @@ class VirtualCluster:
 def _terms(scenario: Scenario) -> Terms:
     """What the planner goes by."""
     assert scenario.technique is not None
-    placement, routes = scenario.plan.placement, scenario.plan.routes.routes
-    rates = scenario.rates
-    costs = unit_costs(placement.num_layers) if rates is None else costs_from_profile(rates.profile)
+    routes = scenario.plan.routes.routes
     depth = max(len(route.visits) for route in routes)
-    return Terms(technique=scenario.technique, costs=costs, in_flight=2 * depth, ties=scenario.ties)
+    return Terms(technique=scenario.technique, costs=_costs(scenario), in_flight=2 * depth, ties=scenario.ties)
 
 
-def _keeping(scenario: Scenario) -> Keeping:
-    """How an interrupted step is gone on with."""
+def _costs(scenario: Scenario) -> Costs:
+    """Costs per layer, by which all is planned."""
     rates = scenario.rates
-    costs = unit_costs(scenario.plan.placement.num_layers) if rates is None else costs_from_profile(rates.profile)
-    return Keeping(costs=costs, ties=scenario.ties)
+    return unit_costs(scenario.plan.placement.num_layers) if rates is None else costs_from_profile(rates.profile)
 
 
 def _rules(scenario: Scenario, terms: Terms | None) -> JobRules:
@@ -222,7 +218,7 @@ def _rules(scenario: Scenario, terms: Terms | None) -> JobRules:
         ties=scenario.ties,
         staggered=scenario.staggered,
         terms=terms,
-        keeping=_keeping(scenario) if scenario.step_log else None,
+        keeping=_costs(scenario) if scenario.step_log else None,
         logging=Logging(nodes=scenario.nodes, helpers=scenario.helpers) if scenario.logs else None,
         checkpoint_every=scenario.checkpoint_every,
         sets_interval=scenario.sets_interval,

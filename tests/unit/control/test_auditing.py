@@ -10,7 +10,6 @@ from holdfast.control.membership import Phase
 from holdfast.control.messages import Audited, Computed, Exited, Expel, Install, Resume, StepDone, Weighed
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
-from holdfast.planning.remainder import Keeping
 from holdfast.recovery.audit import Sampling
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Notice
@@ -27,7 +26,7 @@ class Job(DecidedJob):
 
     def __init__(self, **options):
         super().__init__(PLAN, **options)
-        rules = replace(self.state.rules, sampling=SAMPLING, keeping=Keeping(costs=unit_costs(2), ties=()))
+        rules = replace(self.state.rules, sampling=SAMPLING, keeping=unit_costs(2))
         self.blank = self.state = replace(self.state, rules=rules)
         self.begun(4)
 

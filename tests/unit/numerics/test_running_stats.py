@@ -130,6 +130,31 @@ def test_one_that_is_in_eval_is_not_changed_until_it_trains() -> None:
     assert all(torch.equal(one, other) for one, other in zip(buffers(model), before, strict=True))
 
 
+def test_what_a_module_itself_does_when_its_mode_changes_stays() -> None:
+    """As of one that is frozen: ``norm.train = lambda mode=True: norm``."""
+    model, stats, samples = made()
+    norm = model[1].eval()
+    norm.train = lambda mode=True: norm  # type: ignore[method-assign, assignment, misc]
+    before = buffers(model)
+    with stats.apart():
+        model.train()(samples)
+        assert not norm.training
+        taken = stats.taken()
+    assert all(torch.equal(a, b) for a, b in zip(folded(stats, model, [taken]), before, strict=True))
+    model.train()
+    assert not norm.training, "it is still frozen"
+
+
+def test_filled_buffers_are_no_change_of_what_does_not_run() -> None:
+    model, stats, samples = made()
+    with stats.filled(1.0), stats.apart():
+        model[1].eval()
+        model(samples)
+        stats.taken()
+    with stats.apart():
+        assert not stats.taken().any()
+
+
 class Uncounted(nn.BatchNorm1d):
     """Has a rule of its own for its running statistics."""
 

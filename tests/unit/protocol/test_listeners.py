@@ -11,7 +11,6 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import OpKind
-from holdfast.planning.remainder import Keeping
 from holdfast.protocol.effects import Attach, Listen, Report
 from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
 from holdfast.protocol.worker import WorkerProtocol
@@ -20,7 +19,7 @@ from holdfast.runtime.engine.emulated import EmulatedStage
 from holdfast.schedule.builders import regular_plan
 
 MICROBATCHES, STEPS, CLOSING = 2, 6, 1
-RULES = JobRules(steps=STEPS, keeping=Keeping(costs=unit_costs(4)), checkpoint_every=2)
+RULES = JobRules(steps=STEPS, keeping=unit_costs(4), checkpoint_every=2)
 LISTENER = WorkerId(1, 1)
 WHOLE = regular_plan(1, split_evenly(4, 2), MICROBATCHES)
 PLAN = with_listeners(WHOLE, [(LISTENER, *WHOLE.placement.held_by(WorkerId(0, 1)))])

@@ -33,7 +33,6 @@ from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.slots import renamed
 from holdfast.errors import CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
-from holdfast.planning.remainder import Keeping
 from holdfast.protocol.effects import (
     Attach,
     Boundary,
@@ -72,7 +71,7 @@ from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 2
-RULES = JobRules(steps=STEPS, keeping=Keeping(costs=unit_costs(5)))
+RULES = JobRules(steps=STEPS, keeping=unit_costs(5))
 MICROBATCHES = 2
 PLAN = regular_plan(1, split_evenly(5, 2), MICROBATCHES)
 FIRST, LAST = PLAN.workers

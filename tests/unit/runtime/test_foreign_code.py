@@ -159,6 +159,9 @@ MODELS = {
     "return [nn.Linear(3, 4), Renormed('in place')]": (
         "layer 1 (Renormed) changes its parameter 'weight' in the forward pass, through its .data; "
     ),
+    "return [nn.Linear(3, 4), Scaled(4)]": (
+        "layer 1 (Scaled) depends on the running statistics of its batch-norm in training (0: a class "
+    ),
     "return [nn.Linear(3, 4), Renormed('looked up')]": (
         "layer 1 (Renormed) changes its parameter 'weight' in the forward pass; only"
     ),
@@ -187,6 +190,14 @@ class NoWay(torch.autograd.Function):
 class BreaksBack(nn.Module):
     def forward(self, x):
         return NoWay.apply(x)
+
+class Scaled(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(ScaledNorm(width), nn.Linear(width, 2))
+
+class ScaledNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x) * (1 + self.running_var.clone())
 
 class Renormed(nn.Linear):
     def __init__(self, how):

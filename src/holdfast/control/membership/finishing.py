@@ -125,17 +125,17 @@ def _with_remainder(
     *,
     repeats: bool,
 ) -> Decision:
-    keeping = state.rules.keeping
-    assert keeping is not None, "only a job that keeps steps is asked for what is left of one"
+    costs = state.rules.keeping
+    assert costs is not None, "only a job that keeps steps is asked for what is left of one"
     try:
         rest = plan_remainder(
-            plan, progress, ties=keeping.ties, costs=keeping.costs, begun=begun(state, lowest(state)), left_out=left_out
+            plan, progress, ties=state.rules.ties, costs=costs, begun=begun(state, lowest(state)), left_out=left_out
         )
     except InfeasiblePlan:
         return state, ()
     except InvalidSchedule as error:
         return contradicted(state, error)
-    if not left_out and rest.lasts >= evaluate(plan, keeping.costs).makespan:
+    if not left_out and rest.lasts >= evaluate(plan, costs).makespan:
         return state, ()
     if repeats and not _is_over(state, rest.step):
         state = replace(state, running=state.running.repeating(rest.step))

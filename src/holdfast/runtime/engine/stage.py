@@ -598,6 +598,10 @@ class Stage(SteppedStage[Reduced, float]):
             },
         )
 
+    def running_stats(self, layer: int) -> RunningStats:
+        """Return what keeps the running statistics of a layer apart."""
+        return self._owned[layer].stats
+
     def _stats_of(self, index: int, module: nn.Module) -> RunningStats:
         return RunningStats(index, module)
 

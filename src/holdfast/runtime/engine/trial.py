@@ -80,6 +80,7 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
     values = [batch[0]]
     for index in range(len(model.layers)):
         values.append(_forward(model, stage_of(index), index, values[index]))
+        _check_stats(model, stage_of(index), index, *values[-2:])
     gradient, told = _loss_gradient(model, values[-1], batch[1], seed)
     sizes: list[int] = []
     for index in reversed(range(len(model.layers))):
@@ -105,6 +106,21 @@ def _forward(model: Model, stage: Stage, index: int, value: Tensor) -> Tensor:
                 "its .data; weights change by updates only, because the order of micro-batches is not fixed"
             )
     return output
+
+
+def _check_stats(model: Model, stage: Stage, index: int, value: Tensor, output: Tensor) -> None:
+    """Batch-norm that trains must not read its running statistics: a micro-batch runs with others."""
+    stats = stage.running_stats(index)
+    if not stats.foreign:
+        return
+    with stats.filled(1.0):
+        again = _run_forward(model, stage, index, value)
+    if not _same((output,), (again,)):
+        raise ConfigError(
+            f"{name_of(index, model.layers[index])} depends on the running statistics of its batch-norm in training "
+            f"({', '.join(stats.foreign)}: a class with a forward pass of its own), which the step folds behind all of "
+            "its micro-batches; expected that it reads them in eval() only, as torch.nn.BatchNorm2d does"
+        )
 
 
 def _run_forward(model: Model, stage: Stage, index: int, value: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def _planned(request: RunRequest, probed: Probed, profile: Profile | None) -> Pl
         plan=plan,
         terms=terms,
         shapes=shapes_of(job, layers, profile, terms),
-        keeping=keeping_of(job, layers, profile, ties),
+        keeping=keeping_of(job, layers, profile),
     )
 
 

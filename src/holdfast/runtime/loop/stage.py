@@ -452,7 +452,7 @@ class LoopStage(Stage):
     @property
     def stats(self) -> RunningStats:
         """The batch-norm statistics of the model."""
-        return self._owned[self.num_layers - 1].stats
+        return self.running_stats(self.num_layers - 1)
 
 
 def _shares(step: int, weights: Tensor) -> Tensor | None:
