@@ -80,8 +80,10 @@ def test_a_flipped_bit_is_found_before_it_is_committed_and_whose_it_is_leaves(he
     assert {event.worker for event in told} == {str(runner)}
     weights = f"wrong weights of layer(s) {first.layer} before step {first.step}"  # compared at the same time
     wordings = [f"{place}wrong {wrong}", *([weights] if what == "weight" else [])]
-    for event, times in zip(told, ("once", "twice"), strict=True):
+    for event, times in zip(told, ("once", "twice", "3 times"), strict=False):
         assert event.text in [f"{each} (found wrong {times})" for each in wordings]
+    # if the weights are found first, the sample is wrong as it was run before and as it is run again: that counts twice
+    assert len(told) == 2 or (len(told) == 3 and told[0].text.startswith(weights))
     (lost,) = events_of(summary, Detected)
     assert (lost.worker, lost.how) == (str(runner), "computes wrong results, as audits have found twice")
     assert summary.weights_sha256 == healthy.weights_sha256
@@ -151,9 +153,9 @@ def test_emulated_workers_agree(runs):
 
 
 def test_a_loss_in_a_step_that_is_audited(runs):
-    """It is run again whole, and audited then."""
+    """It is run again whole, and audited then; but one whose verdict somebody knows already is ended."""
     summary = runs.survives(
         "gpt", "kill:1.2@2:backward", overrides=("train.audit_every=1",), healthy=runs.healthy("gpt")
     )
     assert {e.step for e in events_of(summary, StepOps) for kind, *_ in e.besides if kind == "audit"} == set(range(4))
-    assert not any(agreed.goes_on for agreed in events_of(summary, Agreed))
+    assert not any(agreed.goes_on and not agreed.concluded for agreed in events_of(summary, Agreed))
