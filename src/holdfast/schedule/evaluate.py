@@ -5,9 +5,9 @@ from __future__ import annotations
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import OpKind
-from holdfast.core.timeline import Timeline, timeline
+from holdfast.core.timeline import Timeline
 from holdfast.schedule.problem import Problem, routes_problem
-from holdfast.schedule.timing import as_soon_as_possible, from_orders, group_windows, spans_of
+from holdfast.schedule.timing import as_soon_as_possible, from_orders, group_windows, to_timeline
 
 __all__ = ["evaluate", "steady_period"]
 
@@ -29,9 +29,8 @@ def evaluate(plan: Plan, costs: Costs, *, staggered: bool = False, ties: tuple[t
 
     Cost: linear in the number of operations.
     """
-    problem = _problem_of(plan, costs)
-    spans = spans_of(problem, plan.orders, from_orders(problem, plan.orders))
-    return timeline(plan, costs, spans, staggered=staggered, ties=ties)
+    problem = _problem_of(plan, costs, ties)
+    return to_timeline(problem, plan, from_orders(problem, plan.orders), staggered=staggered)
 
 
 def steady_period(
@@ -53,31 +52,26 @@ def steady_period(
     Raises:
         InvalidSchedule: workers wait for one another, so that the step never ends.
     """
-    problem = _problem_of(plan, costs)
+    problem = _problem_of(plan, costs, ties)
     schedule = from_orders(problem, plan.orders)
-    optimizers = dict(zip(problem.workers, problem.optimizer, strict=True))  # each worker is a group of its own
-    units = [*((layer,) for layer in range(plan.placement.num_layers)), *ties]
-    members = plan.placement.members_by_layer
-    together = [{worker for layer in unit for worker in members[layer]} for unit in units]
-    if not staggered:
-        together = [set(optimizers)]
-    free = dict.fromkeys(optimizers, 0.0)
-    begins: list[float] = []
+    free, begins = [0.0] * problem.num_workers, list[float]()
     for _ in range(steps):
-        schedule = as_soon_as_possible(problem, schedule, free=[free[worker] for worker in problem.workers])
-        first, last = group_windows(problem, schedule)
+        schedule = as_soon_as_possible(problem, schedule, free=free)
+        first, last = group_windows(problem, schedule)  # each worker is a group of its own
         begins.append(min(first))
-        ends = {worker: max(free[worker], end) for worker, end in zip(problem.workers, last, strict=True)}
-        reduced = [(workers, max(ends[worker] for worker in workers)) for workers in together]
-        free = {
-            worker: max(end for workers, end in reduced if worker in workers) + optimizer
-            for worker, optimizer in optimizers.items()
-        }
+        ends = list(map(max, free, last))
+        if not staggered:
+            free = [max(ends) + optimizer for optimizer in problem.optimizer]
+            continue
+        free = list(ends)
+        for window in problem.windows:
+            updated = max(ends[each] for each in window.waits_for) + window.optimizer
+            free[window.group] = max(free[window.group], updated)
     half = steps // 2
     return (begins[-1] - begins[-1 - half]) / half
 
 
-def _problem_of(plan: Plan, costs: Costs) -> Problem:
+def _problem_of(plan: Plan, costs: Costs, ties: tuple[tuple[int, ...], ...]) -> Problem:
     """Returns the problem that a plan has solved, whatever memory it takes."""
     coupled = all(op.kind in (OpKind.F, OpKind.B) for _, row in plan.orders.rows for op in row)
-    return routes_problem(plan.placement, plan.routes, costs, coupled=coupled, fits=False)
+    return routes_problem(plan.placement, plan.routes, costs, coupled=coupled, ties=ties, fits=False)

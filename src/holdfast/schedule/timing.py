@@ -28,7 +28,6 @@ __all__ = [
     "rows_to_run",
     "sequence_of",
     "settle",
-    "spans_of",
     "split_up",
     "group_windows",
     "to_timeline",
@@ -387,24 +386,18 @@ def rows_to_run(problem: Problem, schedule: Schedule) -> list[list[int]]:
 
 
 def to_timeline(problem: Problem, plan: Plan, schedule: Schedule, *, staggered: bool) -> Timeline:
-    """Returns the timeline of a plan that :func:`holdfast.schedule.problem.to_plan` made of this schedule."""
-    spans = spans_of(problem, plan.orders, schedule)
-    return timeline(plan, problem.costs, spans, staggered=staggered, ties=problem.ties)
-
-
-def spans_of(problem: Problem, orders: Orders, schedule: Schedule) -> tuple[Span, ...]:
-    """Returns when the operations of orders run that are those of a schedule, by worker and then in order."""
+    """Returns the timeline of a plan whose orders are those of this schedule."""
     spans: list[Span] = []
     lengths, rows = (
         _lengths(problem, schedule.fused),
         dict(zip(problem.workers, rows_to_run(problem, schedule), strict=True)),
     )
-    for worker, ops in orders.rows:
+    for worker, ops in plan.orders.rows:
         for op, run in zip(ops, rows[worker] if ops else (), strict=True):
             number = run if run < 3 * problem.num_visits else run - 2 * problem.num_visits
             start = schedule.starts[number]
             spans.append(Span(worker, op, start, start + lengths[number]))
-    return tuple(spans)
+    return timeline(plan, problem.costs, tuple(spans), staggered=staggered, ties=problem.ties)
 
 
 def sequence_of(problem: Problem, rows: list[list[int]]) -> list[int]:
