@@ -20,16 +20,13 @@ The course of a step on one worker::
 from __future__ import annotations
 
 import logging
-import math
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,27 +36,24 @@ from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
-from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
-from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator, present
+from holdfast.errors import ConfigError, InternalError
+from holdfast.optim.accumulate import Numerics
 from holdfast.optim.committed import Committed, CommittedLayer
-from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
-from holdfast.optim.live import LiveLayer
 from holdfast.optim.loss_scale import LossScaling
-from holdfast.optim.running_stats import RunningStats
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.protocol.auditing import Digests
 from holdfast.runtime.engine.auditing import Given, Watch, sample_bytes
-from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output, find_ties, tie_groups
+from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
-from holdfast.runtime.engine.stepped import ReducedLayers, SteppedStage, Work, part_of
-from holdfast.runtime.engine.votes import pack_vote, unpack_vote
+from holdfast.runtime.engine.stepped import ReducedLayers, Work, part_of
+from holdfast.runtime.engine.summed import Owned, SummedStage, check_untied, own
 
 __all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
 
-CommitMethod: TypeAlias = Literal["shadow", "undo", "live"]
-"""How a step can be taken back: from a second copy, by inverting it, or not at all."""
+CommitMethod: TypeAlias = Literal["shadow", "undo"]
+"""How a step can be taken back: from a second copy, or by inverting it."""
 
 Loader: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
 """``load(step, microbatch)``: the inputs and targets of a micro-batch, a pure function of both."""
@@ -68,7 +62,6 @@ _log = logging.getLogger(__name__)
 _COMMITS: Mapping[CommitMethod, type[CommittedLayer]] = {
     "shadow": ShadowedLayer,
     "undo": UndoableLayer,
-    "live": LiveLayer,
 }
 _ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
 
@@ -136,31 +129,19 @@ class _Halves:
 
 
 @dataclass(slots=True)
-class _Owned:
-    """What a stage keeps per layer.
+class _Known:
+    """What is known of how a layer runs.
 
     Attributes:
-        committed: the layer with its state, and how to take it back.
-        stats: its batch-norm statistics.
-        parameters: its trainable parameters.
-        places: per reduction, the places in ``parameters`` of that reduction's weights, in the message's order.
         watched: parameters and buffers, which no forward pass may change.
         split_works: whether split and fused backward were found equal; None before the first I.
     """
 
-    committed: Committed
-    stats: RunningStats
-    parameters: list[nn.Parameter]
-    places: dict[ReducedLayers, list[int]]
-    watched: dict[str, Tensor] = field(default_factory=dict)
+    watched: dict[str, Tensor]
     split_works: bool | None = None
 
-    @property
-    def module(self) -> nn.Module:
-        return self.committed.module
 
-
-class Stage(SteppedStage[Reduced, float]):
+class Stage(SummedStage):
     """Computes the operations of one worker over the layers that it has.
 
     Args:
@@ -190,8 +171,6 @@ class Stage(SteppedStage[Reduced, float]):
         NotUndoable: ``commit`` is ``undo`` and the optimizer's steps have no inverse.
     """
 
-    _as_is = 1.0  # a factor on the gradients; NaN: the step is omitted
-
     def __init__(
         self,
         *,
@@ -206,7 +185,7 @@ class Stage(SteppedStage[Reduced, float]):
         num_microbatches: int,
         load: Loader,
         clip_norm: float | None = None,
-        commit: CommitMethod = "shadow",
+        commit: CommitMethod | Callable[..., Committed] = "shadow",
         scaling: LossScaling | None = None,
         num_layers: int | None = None,
         device: torch.device | None = None,
@@ -214,24 +193,30 @@ class Stage(SteppedStage[Reduced, float]):
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
     ) -> None:
-        super().__init__(owned)
-        self.num_layers = len(layers) if num_layers is None else num_layers
-        self._ties = tuple(ties)
-        self._groups = tie_groups(ties)
-        self._loss, self._lr_scale, self._load = loss, lr_scale, load
-        self._seed, self._num_microbatches, self._clip_norm = seed, num_microbatches, clip_norm
-        self._device = device or torch.device("cpu")
-        self._scaling, self._checkpointed, self._note = scaling, checkpointed, note
+        own_layers = layers if num_layers is not None else [layers[index] for index in owned]
+        if len(own_layers) != len(owned):
+            raise InternalError(f"{len(own_layers)} layers were given for {len(owned)}")
+        check_untied(own_layers)
+        commits = commit if callable(commit) else _COMMITS[commit]
+        device = device or torch.device("cpu")
+        super().__init__(
+            {
+                index: own(index, module, commits, optimizer, device=device, ties=ties, scaling=scaling)
+                for index, module in zip(owned, own_layers, strict=True)
+            },
+            num_layers=len(layers) if num_layers is None else num_layers,
+            ties=ties,
+            numerics=numerics,
+            num_microbatches=num_microbatches,
+            lr_scale=lr_scale,
+            clip_norm=clip_norm,
+            device=device,
+        )
+        self._loss, self._load, self._seed = loss, load, seed
+        self._checkpointed, self._note = checkpointed, note
         self._outputs = dict(enumerate(outputs))
-        own = layers if num_layers is not None else [layers[index] for index in owned]
-        _check_own(own, owned)
-        pairs = zip(owned, own, strict=True)
-        self._owned = {i: self._own(i, module, optimizer, _COMMITS[commit]) for i, module in pairs}
-        touching = [group for group in self._groups if any(layer in self._owned for layer in group)]
-        self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in owned), *touching)
-        """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
-        self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
-        self.returns = commit == "shadow"
+        self._known = {index: _known_of(each) for index, each in self._owned.items()}
+        self.returns = commit != "undo"
         self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
         self._halves = defaultdict[int, dict[int, _Halves]](dict)
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
@@ -346,280 +331,30 @@ class Stage(SteppedStage[Reduced, float]):
         start, part = part_of(f"{kind} of micro-batch {microbatch}", "forward pass", left, layers)
         return passes[start], part
 
-    def sum_message(self, reduction: ReducedLayers) -> Tensor:
-        """Return the sum of a reduction that is complete, for an owner that has not got it: uint8."""
-        return self._sums[reduction].layout.pack(self._accepted(reduction))
-
-    def sum_bytes(self, reduction: ReducedLayers) -> int:
-        """Return how long such a message is."""
-        return self._sums[reduction].layout.packed_bytes
-
-    def take_sum(self, reduction: ReducedLayers, message: Tensor) -> None:
-        """Take a sum that another owner has completed, instead of `accept`."""
-        self._reduced[reduction] = self._sums[reduction].layout.unpack(message, self._device)
-        self._sums[reduction].reset()
-        self._dissent_from(reduction)
-
-    def _dissent_from(self, reduction: ReducedLayers) -> None:
-        self._reduced[reduction] = replace(self._reduced[reduction], dissent=1)
-
     def _leave_out(self, microbatches: frozenset[int]) -> None:
+        super()._leave_out(microbatches)
         for number in microbatches:
             self._contexts.pop(number, None)
             self._halves.pop(number, None)
-        for reduction, sums in self._sums.items():
-            if reduction not in self._reduced:
-                sums.leave_out(microbatches)
 
     def _work(self) -> Work:
         contexts = ((m, each.left) for m, passes in self._contexts.items() for each in passes.values())
         halves = ((m, each.layers) for m, passes in self._halves.items() for each in passes.values())
-        counted = ((layer, tuple(sorted(numbers))) for layer, numbers in self._counted().items() if numbers)
         return Work(
             contexts=tuple(sorted(Part(*each) for each in contexts)),
             halves=tuple(sorted(Part(*each) for each in halves)),
-            counted=tuple(counted),
+            counted=self._added(),
         )
 
-    def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
-        """Return this worker's message of a reduction, which nobody changes any more. Safe to call again.
-
-        Args:
-            reduction: one of `reductions`.
-            dissent: 1 if this worker is not ready for the generation that is prepared.
-        """
-        return self._sums[reduction].message(dissent)
-
-    def message_bytes(self, reduction: ReducedLayers) -> int:
-        """Return how many bytes any owner's message of a reduction has at most."""
-        return self._sums[reduction].message_bytes
-
-    def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
-        """Take the sum of all owners' messages.
-
-        Raises:
-            LedgerError: a micro-batch was not counted exactly once; nothing was accepted.
-        """
-        self._reduced[reduction] = self._sums[reduction].decode(reduced)
-        self._sums[reduction].reset()
-
-    def vote(self) -> Tensor:
-        """Return what the verdict over the step needs: float64 ``[num_layers + groups of ties, 3]``.
-
-        Rows are layers, then groups of ties ascending; rows of reductions that are not this worker's are zero. Column 0
-        is 1 if the reduction was not finite, column 1 the squared L2 norm of its mean gradients, column 2 how many
-        owners are not ready for the generation that is prepared.
-
-        Raises:
-            InternalError: a reduction was not accepted yet.
-        """
-        rows = torch.zeros(self.num_layers + len(self._groups), 3, dtype=torch.float64)
-        for reduction in self.reductions:
-            reduced = self._accepted(reduction)
-            rows[self._row(reduction), 0] = not reduced.finite
-            rows[self._row(reduction), 1] = reduced.squared_norm
-            rows[self._row(reduction), 2] = reduced.dissent
-        return rows
-
-    @staticmethod
-    def pack_vote(vote: Tensor) -> bytes:
-        """See `StepEngine.pack_vote`."""
-        return pack_vote(vote.numpy())
-
-    @staticmethod
-    def unpack_vote(data: bytes) -> Tensor:
-        """See `StepEngine.unpack_vote`."""
-        return torch.from_numpy(unpack_vote(data))
-
-    @staticmethod
-    def merge_votes(one: Tensor, other: Tensor) -> Tensor:
-        """Return the vote of two workers: the element-wise maximum, since owners of a layer hold identical bits.
-
-        Raises:
-            ReplicaDiverged: two owners of a layer hold different norms.
-        """
-        differ = ((one != other) & (one != 0) & (other != 0)).any(dim=1)
-        if bool(differ.any()):
-            raise ReplicaDiverged(
-                f"owners disagree on the gradients of vote rows {differ.nonzero().flatten().tolist()}"
-            )
-        return torch.maximum(one, other)
-
-    def _judge(self, vote: Tensor) -> float:
-        if bool(vote[:, 0].any()):
-            return math.nan
-        norm = math.sqrt(math.fsum(vote[:, 1].tolist()))
-        limit = self._clip_norm
-        return limit / norm if limit is not None and norm > limit else 1.0
-
-    @property
-    def omitted(self) -> bool:
-        """Whether the verdict is to leave this step's update out."""
-        return self._verdict is not None and math.isnan(self._verdict)
-
-    def _update(self, layer: int, verdict: float) -> None:
-        owned = self._owned[layer]
-        if math.isnan(verdict):
-            owned.committed.skip()
-            return
-        with working(WorkPhase.UPDATE, layer=layer):
-            owned.committed.update(
-                self._gradients(layer, owned, verdict),
-                self._lr_scale(owned.committed.step),
-                lambda buffers: owned.stats.fold(buffers, self._stats_records(layer)),
-            )
-
-    def _swap(self, layer: int) -> None:
-        with working(WorkPhase.UPDATE, layer=layer):  # with ``undo`` the optimizer runs here
-            self._owned[layer].committed.swap()
-
-    def _take_back(self, layer: int, to_step: int) -> None:
-        """Bitwise with ``shadow``; with ``undo`` within the bounds of `holdfast.optim.undo`."""
-        self._owned[layer].committed.take_back(to_step)
-
-    def _adopt(self, layer: int, other: Stage) -> None:
-        self._owned[layer] = other._owned[layer]
-
     def _forget(self) -> None:
+        super()._forget()
         self._contexts.clear()
         self._halves.clear()
         self._loaded = self._watch = None
-        for sums in self._sums.values():
-            sums.reset()
 
-    # --- state --------------------------------------------------------------------------------------------------------
-
-    def _steps(self) -> dict[int, int]:
-        return {layer: owned.committed.step for layer, owned in self._owned.items()}
-
-    @property
-    def whole(self) -> bool:
-        """Whether every own layer is a state that can be saved: False once an exception came in the middle of one."""
-        return all(owned.committed.whole for owned in self._owned.values())
-
-    def counted(self) -> dict[int, frozenset[int]]:
-        """Return the micro-batches of this step whose gradients were added here, per own layer."""
-        return {layer: self._counted_in((layer,), layer) for layer in self.layers}
-
-    def _counted(self) -> dict[int, frozenset[int]]:
-        """Those that are in sums which are not complete, per own layer."""
-        return {
-            layer: frozenset().union(
-                *(self._counted_in(each, layer) for each in owned.places if each not in self._reduced)
-            )
-            for layer, owned in self._owned.items()
-        }
-
-    def _counted_in(self, reduction: ReducedLayers, layer: int) -> frozenset[int]:
-        return frozenset(m for (i, m), count in self._sums[reduction].counts.items() if i == layer and count)
-
-    def losses(self) -> list[float] | None:
-        """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted.
-
-        Of micro-batches that were left out there are none.
-        """
-        reduced = self._reduced.get((self.num_layers - 1,))
-        return None if reduced is None else present(reduced.records)[:, 0].tolist()
-
-    def snapshot(self, layer: int, *, to_file: bool = False) -> Callable[[], bytes]:
-        """Pin a copy of a layer's live state; the function returned encodes it, in any thread, at any time.
-
-        Cost: one copy of the layer's weights, buffers and optimizer state.
-        """
-        pinned = self.export(layer).clone()
-        return partial(encode_layer, self._for_file(pinned) if to_file else pinned)
-
-    def _for_file(self, state: LayerState) -> LayerState:
-        """A state with what a file says besides it."""
-        return state
-
-    def export(self, layer: int) -> LayerState:
-        """Return a layer's live state; it shares memory with the stage: use it before the layer's next swap."""
-        return self._owned[layer].committed.export()
-
-    def install(self, layer: int, state: LayerState) -> None:
-        """Replace a layer's state by one from elsewhere; its tensors are copied. Begin a step afterwards."""
-        self._owned[layer].committed.install(state)
-
-    def restore(self, layer: int, data: bytes) -> None:
-        """Replace a layer's state by one that `snapshot` encoded. Begin a step afterwards.
-
-        Raises:
-            CorruptBlob: the bytes are not a layer's state.
-            InternalError: they are another layer's, or of other shapes.
-        """
-        self.install(layer, decode_layer(data, name=f"state of layer {layer}"))
-
-    def save(self, layer: int, directory: Path) -> Path:
-        """Write a layer's live state to its file in a folder and return the file."""
-        directory.mkdir(parents=True, exist_ok=True)
-        path = layer_file(directory, layer)
-        save_layer(path, self.export(layer))
-        return path
-
-    def exact(self, layer: int) -> bool:
-        """Whether a layer's bits are those of all other exact owners.
-
-        Not if an inverted step is, or may be, in the state: it then equals that of other owners within a tolerance.
-        """
-        return self._owned[layer].committed.exact
-
-    def layer_digest(self, layer: int) -> str:
-        """Return the SHA-256 of a layer's step and whole state: equal on all exact owners."""
-        return layer_sha256(self.export(layer))
-
-    # --- set-up -------------------------------------------------------------------------------------------------------
-
-    def _check_type(self, name: str, dtype: torch.dtype) -> None:
-        check_dtype(name, dtype)
-
-    def _own(
-        self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
-    ) -> _Owned:
-        module.to(self._device)
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        for name in names:
-            self._check_type(f"{name} of layer {index}", module.get_parameter(name).dtype)
-        uses = {dict(tie.places)[index]: tie for tie in self._ties if index in tie.layers}
-        later = [name for name, tie in uses.items() if tie.layers[0] != index]
-        committed = commit(index, module, optimizer, tied=later, scaling=self._scaling)
-        stats = self._stats_of(index, module)
-        places: dict[ReducedLayers, list[int]] = {(index,): [i for i, name in enumerate(names) if name not in uses]}
-        for name, tie in uses.items():  # in the order of the ties, as on every other owner
-            places.setdefault(tie.layers, []).extend([names.index(name)] if name in names else [])
-        return _Owned(
-            committed=committed,
-            stats=stats,
-            parameters=[module.get_parameter(name) for name in names],
-            places=places,
-            watched={
-                **dict(module.named_parameters()),
-                **{name: b for name, b in module.named_buffers() if name not in stats.buffer_names},
-            },
-        )
-
-    def running_stats(self, layer: int) -> RunningStats:
-        """Return what keeps the running statistics of a layer apart."""
-        return self._owned[layer].stats
-
-    def _stats_of(self, index: int, module: nn.Module) -> RunningStats:
-        return RunningStats(index, module)
-
-    def _layout(self, reduction: ReducedLayers) -> Layout:
-        layer = next(layer for layer in reduction if layer in self._owned)
-        owned = self._owned[layer]
-        return Layout(
-            layers=reduction,
-            shapes=tuple(tuple(owned.parameters[place].shape) for place in owned.places[reduction]),
-            num_microbatches=self._num_microbatches,
-            record_width=self._record_width(layer) if len(reduction) == 1 else 0,
-        )
-
-    def _record_width(self, layer: int) -> int:
-        return self._owned[layer].stats.width + (layer == self.num_layers - 1)
-
-    def _row(self, reduction: ReducedLayers) -> int:
-        return reduction[0] if len(reduction) == 1 else self.num_layers + self._groups.index(reduction)
+    def _adopt(self, layer: int, other: Self) -> None:
+        super()._adopt(layer, other)
+        self._known[layer] = other._known[layer]
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
@@ -634,9 +369,9 @@ class Stage(SteppedStage[Reduced, float]):
             self._loaded = (step, microbatch, (inputs.to(self._device), targets.to(self._device)))
         return self._loaded[2]
 
-    def _run_layer(self, index: int, owned: _Owned, source: Tensor, seed: int) -> _Cell:
+    def _run_layer(self, index: int, owned: Owned, source: Tensor, seed: int) -> _Cell:
         _seed(self._device, seed)
-        marks = [(tensor._version, tensor.data_ptr()) for tensor in owned.watched.values()]
+        marks = [(tensor._version, tensor.data_ptr()) for tensor in self._known[index].watched.values()]
         if owned.stats.width:
             with owned.stats.apart():
                 output = owned.module(source)
@@ -644,7 +379,7 @@ class Stage(SteppedStage[Reduced, float]):
         else:
             output, record = owned.module(source), None
         if marks:
-            _check_watched(index, owned, marks)
+            _check_watched(index, owned.module, self._known[index].watched, marks)
         return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record)
 
     def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
@@ -683,7 +418,7 @@ class Stage(SteppedStage[Reduced, float]):
                     if kind is OpKind.B:
                         found, weights = self._fused(owned, cell, _canonical(gradient))
                         if adds:
-                            self._add(index, owned, microbatch, weights, cell.record)
+                            self._add(index, microbatch, weights, cell.record)
                     else:
                         found, pending = self._first_half(index, owned, cell, _canonical(gradient))
                         halves.append(_Half(index, pending, cell.record))
@@ -695,22 +430,23 @@ class Stage(SteppedStage[Reduced, float]):
         return _canonical(gradient) if part.start else None
 
     def _first_half(
-        self, index: int, owned: _Owned, cell: _Cell, gradient: Tensor
+        self, index: int, owned: Owned, cell: _Cell, gradient: Tensor
     ) -> tuple[Tensor | None, PendingWeights | list[Tensor | None]]:
         """Run I. A layer's first one is compared with the fused pass, which is used from then on if they differ."""
-        if owned.split_works:
+        known = self._known[index]
+        if known.split_works:
             return input_gradient(cell.output, cell.input, owned.parameters, gradient)
-        if owned.split_works is None:
+        if known.split_works is None:
             found, pending = input_gradient(cell.output, cell.input, owned.parameters, gradient)
             weights = weight_gradient(pending)
             fused = self._fused(owned, cell, gradient)
-            owned.split_works = _identical([found, *weights], [fused[0], *fused[1]])
-            if not owned.split_works:
+            known.split_works = _identical([found, *weights], [fused[0], *fused[1]])
+            if not known.split_works:
                 self._note(f"layer {index}: split backward differs from fused; its W is done within I")
             return fused
         return self._fused(owned, cell, gradient)
 
-    def _fused(self, owned: _Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+    def _fused(self, owned: Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """Run B of one layer; returns the gradients for its input and for its parameters."""
         return fused_gradient(cell.output, cell.input, owned.parameters, gradient)
 
@@ -729,21 +465,12 @@ class Stage(SteppedStage[Reduced, float]):
                 owned.stats.apart() if owned.stats.width else nullcontext(),
             ):
                 weights = weight_gradient(pending) if isinstance(pending, PendingWeights) else pending
-            self._add(index, owned, microbatch, weights, half.record)
+            self._add(index, microbatch, weights, half.record)
 
-    def _add(
-        self, layer: int, owned: _Owned, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None
-    ) -> None:
+    def _add(self, layer: int, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None) -> None:
         if self._watches(microbatch, layer):
             self._watched.weights(gradients)
-        scale = owned.committed.loss_scale
-        if scale is not None:  # in float32, whose range has room for what becomes small
-            gradients = [None if gradient is None else gradient.float() / scale.value for gradient in gradients]
-        for reduction, places in owned.places.items():
-            if reduction not in self._reduced:
-                self._sums[reduction].add(layer, microbatch, [gradients[place] for place in places])
-        if record is not None and (layer,) not in self._reduced:
-            self._sums[layer,].record(microbatch, record)
+        super()._add(layer, microbatch, gradients, record)
 
     # --- audit --------------------------------------------------------------------------------------------------------
 
@@ -826,39 +553,21 @@ class Stage(SteppedStage[Reduced, float]):
         target = self._samples(step, watch.microbatch)[1] if watch.last else None
         watch.forward(cell.input, cell.output, cell.record, target)
 
-    # --- update -------------------------------------------------------------------------------------------------------
 
-    def _accepted(self, reduction: ReducedLayers) -> Reduced:
-        if reduction not in self._reduced:
-            raise InternalError(f"reduction {reduction} was not accepted yet")
-        return self._reduced[reduction]
-
-    def _gradients(self, layer: int, owned: _Owned, factor: float) -> Mapping[str, Tensor | None]:
-        names = owned.committed.trainable
-        gradients: dict[str, Tensor | None] = {}
-        for reduction, places in owned.places.items():
-            for place, gradient in zip(places, self._accepted(reduction).gradients, strict=True):
-                gradients[names[place]] = gradient if gradient is None or factor == 1.0 else gradient * factor
-        return gradients
-
-    def _stats_records(self, layer: int) -> Tensor:
-        return present(self._accepted((layer,)).records)[:, int(layer == self.num_layers - 1) :]
+def _known_of(owned: Owned) -> _Known:
+    kept = ((name, buffer) for name, buffer in owned.module.named_buffers() if name not in owned.stats.buffer_names)
+    return _Known(watched={**dict(owned.module.named_parameters()), **dict(kept)})
 
 
-def _check_own(layers: Sequence[nn.Module], owned: Sequence[int]) -> None:
-    if len(layers) != len(owned):
-        raise InternalError(f"{len(layers)} layers were given for {len(owned)}")
-    if ties := find_ties(layers):
-        raise ConfigError(f"layers still share parameters (untie them first): {ties[0].places}")
-
-
-def _check_watched(index: int, owned: _Owned, marks: Sequence[tuple[int, int]]) -> None:
-    current = {**dict(owned.module.named_parameters()), **dict(owned.module.named_buffers())}
-    for (name, tensor), mark in zip(owned.watched.items(), marks, strict=True):
+def _check_watched(
+    index: int, module: nn.Module, watched: Mapping[str, Tensor], marks: Sequence[tuple[int, int]]
+) -> None:
+    current = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for (name, tensor), mark in zip(watched.items(), marks, strict=True):
         if current.get(name) is not tensor or (tensor._version, tensor.data_ptr()) != mark:
             what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ConfigError(
-                f"layer {index} ({type(owned.module).__name__}) changes its {what} {name!r} in the forward pass; only"
+                f"layer {index} ({type(module).__name__}) changes its {what} {name!r} in the forward pass; only"
                 " batch-norm's running statistics may change, because the order of micro-batches is not fixed"
             )
 

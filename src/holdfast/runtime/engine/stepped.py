@@ -11,6 +11,7 @@ from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Part, StepProgress
 from holdfast.errors import InternalError
+from holdfast.protocol.auditing import Digests
 
 __all__ = ["ReducedLayers", "SteppedStage", "Work", "part_of"]
 
@@ -129,7 +130,25 @@ class SteppedStage(ABC, Generic[R, V]):
     def restore(self, layer: int, data: bytes) -> None:
         """Replaces a layer's state."""
 
-    # --- a step -------------------------------------------------------------------------------------------------------
+    # --- samples: an engine has those of layers, or those of items ----------------------------------------------------
+
+    def watch(self, layer: int, microbatch: int) -> None:
+        """Keep what is computed of a layer and micro-batch: only where layers are run one by one."""
+        raise InternalError(f"layer {layer}, micro-batch {microbatch}: this engine runs items, and samples these")
+
+    def audit_message(self, times: int) -> Any:
+        """Return a layer's sample; see `watch`."""
+        raise InternalError("there is no sample of a layer: this engine runs items, and samples these")
+
+    def audit_bytes(self, layer: int) -> int:
+        """Return how long such a sample is; see `watch`."""
+        raise InternalError(f"layer {layer}: this engine runs items, and samples these")
+
+    def audit(
+        self, layer: int, microbatch: int, message: Any, times: int
+    ) -> tuple[tuple[Digests, ...], tuple[Digests, ...]]:
+        """Compute a layer's sample again; see `watch`."""
+        raise InternalError(f"layer {layer}, micro-batch {microbatch}: this engine runs items, and samples these")
 
     def sample_item(self, step: int, number: int, *, runs: bool) -> None:
         """Keep a digest of what comes of a micro-batch: only where micro-batches are run whole."""
@@ -138,6 +157,8 @@ class SteppedStage(ABC, Generic[R, V]):
     def sampled_item(self, step: int) -> tuple[tuple[int, str], ...]:
         """Return what is kept of a step: nothing."""
         return ()
+
+    # --- a step -------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int, counted: tuple[Interval, ...] | None = None) -> None:
         """Start a step: forget everything of the step before.

@@ -7,6 +7,7 @@ sums of a bucket when the plan says so.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,29 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
-from holdfast.core.progress import StepProgress
+from holdfast.core.progress import Part, StepProgress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, InternalError, StepVoid
-from holdfast.optim.accumulate import Numerics, Reduced, present
-from holdfast.optim.committed import Committed
+from holdfast.optim.accumulate import Numerics, Reduced, check_dtype, present
 from holdfast.optim.digest import LayerState, layer_file, save_layer, tensors_sha256
-from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
-from holdfast.runtime.engine.stage import Stage, _Cell, _Context, _Owned
-from holdfast.runtime.engine.stepped import ReducedLayers
+from holdfast.runtime.engine.stepped import ReducedLayers, Work, part_of
+from holdfast.runtime.engine.summed import Owned, SummedStage, own
 from holdfast.runtime.loop.prepared import Failing, Prepared, Told
 from holdfast.runtime.loop.turns import Item, RunsItems
 
 __all__ = ["HANDED_ON", "LAST", "UNWEIGHTED", "VOID", "Gradients", "LoopStage"]
 
 _NOTHING = nullcontext()
+_HOST = torch.device("cpu")
 HANDED_ON = TensorSpec(shape=(1,), dtype="float32")
 """What buckets hand on, as plans want it: nothing that means anything."""
 LAST, VOID = 1, 2
@@ -94,7 +94,7 @@ class _ItemSample:
         return self.step == step and not self.digest
 
 
-class LoopStage(Stage):
+class LoopStage(SummedStage):
     """Computes by having a loop run items.
 
     Layers only ever go forward, as the loop may look at them between any two steps. So the sums of the last step are
@@ -125,6 +125,7 @@ class LoopStage(Stage):
     ) -> None:
         self.loading = loading
         self._prepared, self._turns, self._logs, self._seen = prepared, turns, logs, watch
+        self._passes = defaultdict[int, dict[int, LayerRange]](dict)  # per micro-batch, what is left, by first layer
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
         self._records: dict[int, Tensor] = {}
         self._last: tuple[int, dict[ReducedLayers, Reduced]] = (-1, {})
@@ -132,22 +133,28 @@ class LoopStage(Stage):
         self._failed = False
         self._shares: Tensor | None = None
         self._sample: _ItemSample | None = None
+        last = len(prepared.buckets) - 1
         super().__init__(
-            layers=[prepared.buckets[index] for index in owned],
-            owned=owned,
-            num_layers=len(prepared.buckets),
-            ties=(),
-            loss=_runs_nothing,
-            optimizer=_makes_nothing,
-            lr_scale=lambda step: 1.0,
+            {
+                index: own(
+                    index,
+                    prepared.buckets[index],
+                    LiveLayer,
+                    prepared.factory_of(index),
+                    device=_HOST,
+                    scaling=prepared.scaling,
+                    normed=prepared.model if index == last else None,
+                    check=_check_type,
+                )
+                for index in owned
+            },
+            num_layers=last + 1,
             numerics=numerics,
-            seed=0,
             num_microbatches=num_microbatches,
-            load=_runs_nothing,
+            lr_scale=lambda step: 1.0,
             clip_norm=prepared.clip_norm,
-            commit="live",
-            scaling=prepared.scaling,
-            outputs=[HANDED_ON] * len(prepared.buckets),
+            device=_HOST,
+            more_recorded=2 * len(logs) + _MARKS,
         )
         self.returns, self.ends = True, prepared.ends
 
@@ -174,16 +181,14 @@ class LoopStage(Stage):
         *,
         adds: bool = True,
     ) -> Tensor | None:
-        """Have the loop run an item, unless its gradients are here already; see `Stage.forward`."""
+        """Have the loop run an item, unless its gradients are here already; see `StepEngine.forward`."""
         if step != self._step:
             self.begin(step)
         layers = layers or self._all()
         if adds:
             if microbatch not in self._items:
                 self._run_item(step, microbatch)
-            here = torch.empty(0, dtype=torch.float32)
-            cells = [_Cell(here, here, None) for _ in layers.indices]
-            self._contexts[microbatch][layers.start] = _Context(layers, cells)
+            self._passes[microbatch][layers.start] = layers
         return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if layers.stop < self.num_layers else None
 
     def _run_item(self, step: int, microbatch: int) -> None:
@@ -236,29 +241,30 @@ class LoopStage(Stage):
         *,
         adds: bool = True,
     ) -> Tensor | None:
-        """Add the gradients of an item to the sums of buckets; see `Stage.backward`."""
+        """Add the gradients of an item to the sums of buckets; see `StepEngine.backward`."""
         if step != self._step:
             raise InternalError(f"{kind} of step {step} while step {self._step} is running")
         if kind is not OpKind.B:
             raise InternalError(f"{kind}: the backward pass of a loop has no halves")
-        context, part = self._context(kind, microbatch, layers)
-        if part.start == context.layers.start:
-            del self._contexts[microbatch][part.start]
+        passes = self._passes[microbatch]
+        start, part = part_of(f"{kind} of micro-batch {microbatch}", "forward pass", passes, layers)
+        del passes[start]
+        if start < part.start:
+            passes[start] = LayerRange(start, part.start)
         for index in reversed(part.indices):
-            context.cells.pop()
             gradients, self._items[microbatch][index] = self._items[microbatch][index], ()
             if adds and not self._is_absent(index, microbatch):
                 record = self._records[microbatch] if index == self.num_layers - 1 else None
-                self._add(index, self._owned[index], microbatch, gradients, record)
+                self._add(index, microbatch, gradients, record)
         return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if part.start else None
 
     def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
-        """Take a sum; nobody asks for the one of the step before any more. See `Stage.accept`."""
+        """Take a sum; nobody asks for the one of the step before any more. See `SummedStage.accept`."""
         super().accept(reduction, reduced)
         self._taken(reduction)
 
     def take_sum(self, reduction: ReducedLayers, message: Tensor) -> None:
-        """Take a sum that another owner has completed; see `Stage.take_sum`."""
+        """Take a sum that another owner has completed; see `SummedStage.take_sum`."""
         super().take_sum(reduction, message)
         self._taken(reduction)
 
@@ -277,14 +283,10 @@ class LoopStage(Stage):
         """What all items have told beside their gradients: float32, a row for each that counts."""
         return present(self._accepted((self.num_layers - 1,)).records)
 
-    def _record_width(self, layer: int) -> int:
-        more = 2 * len(self._logs) + _MARKS if layer == self.num_layers - 1 else 0
-        return super()._record_width(layer) + more
-
     # --- what items count, and whether there are more -----------------------------------------------------------------
 
     def conclude(self, vote: Any) -> None:
-        """Settle the verdict; see `Stage.conclude`. All sums are here, and so what the items say of the loop's end.
+        """Settle the verdict, and whether the loop ends: all items have told by now. See `SteppedStage.conclude`.
 
         Raises:
             StepVoid: the loop was stopped before this step.
@@ -308,14 +310,14 @@ class LoopStage(Stage):
         scaled[:, 1] *= weighs * weighs
         return super()._judge(scaled) * weighs
 
-    def _gradients(self, layer: int, owned: _Owned, factor: float) -> Mapping[str, Tensor | None]:
+    def _gradients(self, layer: int, owned: Owned, factor: float) -> Mapping[str, Tensor | None]:
         if self._shares is None:
             return super()._gradients(layer, owned, factor)
         means = super()._gradients(layer, owned, 1.0).items()
         return {name: None if mean is None else (mean.double() * factor).to(mean.dtype) for name, mean in means}
 
     def losses(self) -> list[float] | None:
-        """Return the losses of the step, by their weights; see `Stage.losses`."""
+        """Return the losses of the step, by their weights; see `SummedStage.losses`."""
         losses = super().losses()
         if losses is None or self._shares is None or len(losses) != len(self._shares):
             return losses
@@ -333,8 +335,13 @@ class LoopStage(Stage):
 
     def _forget(self) -> None:
         super()._forget()
+        self._passes.clear()
         self._items.clear()
         self._records.clear()
+
+    def _work(self) -> Work:
+        passes = ((number, left) for number, found in self._passes.items() for left in found.values())
+        return Work(contexts=tuple(sorted(Part(*each) for each in passes)), counted=self._added())
 
     # --- a step that is interrupted -----------------------------------------------------------------------------------
 
@@ -356,6 +363,7 @@ class LoopStage(Stage):
     def _leave_out(self, microbatches: frozenset[int]) -> None:
         super()._leave_out(microbatches)
         for number in microbatches:
+            self._passes.pop(number, None)
             self._items.pop(number, None)
             self._records.pop(number, None)
         failing = self._failing
@@ -370,7 +378,7 @@ class LoopStage(Stage):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def export(self, layer: int) -> LayerState:
-        """Return a bucket's live state; with the last one goes all that is of no bucket. See `Stage.export`.
+        """Return a bucket's live state; with the last one goes all that is of no bucket. See `SummedStage.export`.
 
         Raises:
             InternalError: its weights are those of a later step than it counts.
@@ -381,7 +389,7 @@ class LoopStage(Stage):
         return self._with_told(state)
 
     def save(self, layer: int, directory: Path) -> Path:
-        """Write a bucket's live state, also where a job ends in the middle of a step; see `Stage.save`."""
+        """Write a bucket's live state, also where a job ends in the middle of a step; see `SummedStage.save`."""
         live = _live(self._owned[layer])
         if not live.ahead:
             return super().save(layer, directory)
@@ -411,7 +419,7 @@ class LoopStage(Stage):
             self._prepared.streamed.stream.learn(told)
 
     def install(self, layer: int, state: LayerState) -> None:
-        """Replace a bucket's state; see `Stage.install`."""
+        """Replace a bucket's state; see `SummedStage.install`."""
         super().install(layer, replace(state, optimizer={}) if self._prepared.begins_anew(layer) else state)
         self._last = (-1, {})
         if state.extra:
@@ -423,19 +431,6 @@ class LoopStage(Stage):
         """Take what the script has put in the place of a tensor's ``data`` between two steps."""
         for owned in self._owned.values():
             _live(owned).put_back()
-
-    def _check_type(self, name: str, dtype: torch.dtype) -> None:
-        if dtype != torch.float64:  # which is summed as float32
-            super()._check_type(name, dtype)
-
-    def _own(
-        self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
-    ) -> _Owned:
-        return super()._own(index, module, self._prepared.factory_of(index), commit)
-
-    def _stats_of(self, index: int, module: nn.Module) -> RunningStats:
-        last = len(self._prepared.buckets) - 1
-        return RunningStats(index, self._prepared.model if index == last else module)
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -477,14 +472,11 @@ def _summed(gradient: Tensor | None) -> Tensor | None:
     return gradient.float() if gradient is not None and gradient.dtype == torch.float64 else gradient
 
 
-def _live(owned: _Owned) -> LiveLayer:
+def _live(owned: Owned) -> LiveLayer:
     assert isinstance(owned.committed, LiveLayer), "buckets go forward only"
     return owned.committed
 
 
-def _runs_nothing(*args: Any) -> Any:
-    raise InternalError("a loop runs its model, its data and its loss by itself")
-
-
-def _makes_nothing(parameters: list[nn.Parameter]) -> Any:
-    raise InternalError("each bucket has an optimizer of its own")
+def _check_type(name: str, dtype: torch.dtype) -> None:
+    if dtype != torch.float64:  # which is summed as float32
+        check_dtype(name, dtype)

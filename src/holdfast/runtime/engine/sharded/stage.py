@@ -15,14 +15,12 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import StepProgress
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.optim.committed import Committed
-from holdfast.optim.factory import OptimizerFactory
 from holdfast.runtime.engine.sharded.checks import part_spec
 from holdfast.runtime.engine.sharded.commands import (
     Adopt,
@@ -43,7 +41,8 @@ from holdfast.runtime.engine.sharded.layer import ShardedLayer
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.shards import together, whole
 from holdfast.runtime.engine.split_backward import PendingWeights
-from holdfast.runtime.engine.stage import ReducedLayers, Stage, _Cell, _Context, _Owned
+from holdfast.runtime.engine.stage import ReducedLayers, Stage, _Cell, _Context
+from holdfast.runtime.engine.summed import Owned
 
 __all__ = ["Companion", "ShardedStage"]
 
@@ -72,7 +71,8 @@ class ShardedStage(Stage):
         if ranks.leads:
             ranks.tell(MakeStage(stage=number, owned=tuple(options["owned"])))
         parts = [part_spec(index, spec, ranks.size, samples) for index, spec in enumerate(outputs)]
-        super().__init__(outputs=parts, **options)
+        shards = partial(ShardedLayer, ranks=ranks, stage=number)
+        super().__init__(**options | {"outputs": parts, "commit": shards})
         self._gradients_here: dict[int, list[Tensor | None]] = {}
         """Of each own layer, this rank's shards of what its gradients have come to and the leader has not got yet."""
 
@@ -186,11 +186,6 @@ class ShardedStage(Stage):
 
     # --- how it differs from a stage of one process -------------------------------------------------------------------
 
-    def _own(
-        self, index: int, module: nn.Module, optimizer: OptimizerFactory, commit: Callable[..., Committed]
-    ) -> _Owned:
-        return super()._own(index, module, optimizer, partial(ShardedLayer, ranks=self.ranks, stage=self.number))
-
     def _seed_of(self, step: int, microbatch: int, layer: int) -> int:
         """Every rank draws other random numbers."""
         seed = super()._seed_of(step, microbatch, layer)
@@ -207,11 +202,11 @@ class ShardedStage(Stage):
         return super()._loss_gradient(context, microbatch) / self.ranks.size
 
     def _first_half(
-        self, index: int, owned: _Owned, cell: _Cell, gradient: Tensor
+        self, index: int, owned: Owned, cell: _Cell, gradient: Tensor
     ) -> tuple[Tensor | None, PendingWeights | list[Tensor | None]]:
         return self._fused(owned, cell, gradient)
 
-    def _fused(self, owned: _Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+    def _fused(self, owned: Owned, cell: _Cell, gradient: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         committed = owned.committed
         assert isinstance(committed, ShardedLayer), "all layers of a sharded stage are"
         if not cell.output.requires_grad:
@@ -220,9 +215,7 @@ class ShardedStage(Stage):
         found, cell.input.grad = cell.input.grad, None
         return found, committed.gradient_shards()
 
-    def _add(
-        self, layer: int, owned: _Owned, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None
-    ) -> None:
+    def _add(self, layer: int, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None) -> None:
         here = self._gradients_here.setdefault(layer, [None] * len(gradients))
         for place, gradient in enumerate(gradients):
             before = here[place]
@@ -231,7 +224,7 @@ class ShardedStage(Stage):
         if record is not None:
             record = self.ranks.mean(record)
         if self.ranks.leads:
-            super()._add(layer, owned, microbatch, [None] * len(gradients), record)
+            super()._add(layer, microbatch, [None] * len(gradients), record)
 
     def _adopt(self, layer: int, other: Stage) -> None:
         assert isinstance(other, ShardedStage), "a worker has as many ranks for life"
