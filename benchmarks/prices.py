@@ -20,9 +20,10 @@ from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile
-from holdfast.recovery.actions import Abort, ClusterView, InstallPlan, Recompute
-from holdfast.recovery.price import Rates, priced, step_seconds
+from holdfast.recovery.actions import Abort, InstallPlan, Recompute
+from holdfast.recovery.rates import Rates, step_seconds
 from holdfast.recovery.rules import JobRules
+from holdfast.recovery.view import ClusterView
 from holdfast.runtime.train import Summary
 from holdfast.settings.planning import healthy_plan
 from holdfast.strategies.adaptive import adaptive
@@ -174,7 +175,7 @@ def _prices(view: ClusterView, rates: Rates) -> dict[str, float]:
     recovery = adaptive(view)
     found = {
         type(action).__name__: each.seconds
-        for action, each in zip(recovery.actions, priced(recovery, view, rates), strict=True)
+        for action, each in zip(recovery.actions, recovery.priced(view, rates), strict=True)
     }
     found["Abort"] += rates.control_s
     return found

@@ -7,7 +7,8 @@ from holdfast.core.plan import Plan, with_listeners
 from holdfast.core.routes import Routes
 from holdfast.core.schedule import Orders
 from holdfast.core.validate import validate
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import give_up, resume
 from holdfast.strategies.strategy import Strategy
 

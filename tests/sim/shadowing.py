@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Ahead, Plan
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import reroute
 from holdfast.strategies.strategy import Strategy
 

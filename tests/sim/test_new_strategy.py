@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
-from holdfast.recovery.actions import ClusterView, RecoveryPlan, Spawn
+from holdfast.recovery.actions import RecoveryPlan, Spawn
+from holdfast.recovery.view import ClusterView
 from holdfast.schedule.builders import regular_plan
 from holdfast.strategies import registry
 from holdfast.strategies.adaptive import adaptive

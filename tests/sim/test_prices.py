@@ -14,7 +14,6 @@ from holdfast.planning.training import Terms, replanned
 from holdfast.recovery.actions import (
     Abort,
     Await,
-    ClusterView,
     CopyState,
     FinishStep,
     InstallPlan,
@@ -26,8 +25,9 @@ from holdfast.recovery.actions import (
     Spawn,
     TakeBack,
 )
-from holdfast.recovery.price import Rates, after, price, priced, step_seconds
+from holdfast.recovery.rates import Rates, step_seconds
 from holdfast.recovery.rules import JobRules
+from holdfast.recovery.view import ClusterView
 from holdfast.schedule.builders import regular_plan
 from holdfast.schedule.evaluate import evaluate
 from holdfast.strategies.adaptive import adaptive
@@ -140,7 +140,7 @@ def test_the_actions_that_answer_a_loss():
     run = Run(f"kill:{VICTIM}@3:backward", step_log=False)
     view = run.view(3)
     recovery = adaptive(view)
-    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    prices = dict(zip(map(type, recovery.actions), recovery.priced(view, RATES), strict=True))
     assert all(each.still for each in prices.values())
     detected, agreed = run.when(Detected), run.when(Agreed, 2)
     assert agreed - RATES.control_s - detected == close(prices[Abort].seconds)
@@ -150,9 +150,9 @@ def test_the_actions_that_answer_a_loss():
     assert ended - began == close(prices[Recompute].seconds)
     total = sum(each.seconds for each in prices.values())
     assert total - RATES.connect_s < ended - detected <= total * 1.01, "who is connected does not wait for others"
-    assert (after(recovery.actions[-1], view).step, view.step) == (4, 3)
-    assert after(Recompute(), replace(view, resumes=3)).resumes is None, "of the next step that is not known yet"
-    assert price(Abort(), replace(view, plan=None), RATES).seconds <= prices[Abort].seconds, "nothing runs then"
+    assert (recovery.actions[-1].after(view).step, view.step) == (4, 3)
+    assert Recompute().after(replace(view, resumes=3)).resumes is None, "of the next step that is not known yet"
+    assert Abort().price(replace(view, plan=None), RATES).seconds <= prices[Abort].seconds, "nothing runs then"
 
 
 @pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
@@ -161,7 +161,7 @@ def test_what_is_left_of_a_step_is_less_than_the_step(point):
     run = Run(f"kill:{VICTIM}@3:{point}")
     view = run.view(3, rules=replace(RULES, keeping=costs_from_profile(RATES.profile)))
     recovery = adaptive(view)
-    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    prices = dict(zip(map(type, recovery.actions), recovery.priced(view, RATES), strict=True))
     detected, agreed = run.when(Detected), run.when(Agreed, 2)
     assert agreed - RATES.control_s - detected == close(prices[Abort].seconds)
     assert run.when(Rebuilt, 2) - agreed == close(prices[InstallPlan].seconds)
@@ -177,9 +177,9 @@ def test_whoever_computes_hears_an_order_at_the_end_of_its_operation():
     view = ClusterView(
         rules=RULES, baseline=PLAN, lost=frozenset(), plan=PLAN, elapsed_s=longest.start - RATES.control_s
     )
-    assert price(Abort(), view, RATES).seconds == pytest.approx(RATES.control_s + longest.end - longest.start)
+    assert Abort().price(view, RATES).seconds == pytest.approx(RATES.control_s + longest.end - longest.start)
     alone = replace(view, lost=frozenset(PLAN.workers))
-    assert price(Abort(), alone, RATES).seconds == RATES.control_s
+    assert Abort().price(alone, RATES).seconds == RATES.control_s
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -199,7 +199,7 @@ def test_steps_that_are_run_again_from_a_snapshot():
     run = Run(f"kill:{VICTIM}@5:backward", rates=late, strategy="snapshots", snapshot_every=3)
     view = replace(run.view(5), snapshot=3)
     recovery = snapshots(view)
-    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    prices = dict(zip(map(type, recovery.actions), recovery.priced(view, RATES), strict=True))
     assert prices[Restore].seconds == 0
     assert (prices[Spawn].still, prices[Spawn].seconds) == (False, RATES.start_s + 2 * RATES.control_s)
     assert run.ended(5, 2) - run.began(3, 2) == close(prices[Recompute].seconds)
@@ -210,13 +210,13 @@ def test_a_checkpoint_is_waited_for_and_loaded():
     view = run.view(5, rules=replace(RULES, wait_s=9.0), checkpoint=4, coming=True)
     waits = next(each for each in checkpoint_restart(view).actions if isinstance(each, Await))
     halted, again = run.when(Installed, 2), run.when(Installed, 3)
-    assert again - halted == close(price(waits, view, RATES).seconds)
-    assert price(waits, replace(view, coming=False), RATES).seconds == 9.0, "nobody is started"
+    assert again - halted == close(waits.price(view, RATES).seconds)
+    assert waits.price(replace(view, coming=False), RATES).seconds == 9.0, "nobody is started"
     whole = replace(view, lost=frozenset())
-    loads = price(LoadState(step=4), whole, RATES).seconds
+    loads = LoadState(step=4).price(whole, RATES).seconds
     assert run.when(Agreed, 3) - again - 2 * RATES.control_s == close(loads)
-    loaded = after(InstallPlan(plan=PLAN), after(LoadState(step=4), whole))
-    assert run.ended(5, 3) - run.began(4, 3) == close(price(Recompute(), loaded, RATES).seconds)
+    loaded = InstallPlan(plan=PLAN).after(LoadState(step=4).after(whole))
+    assert run.ended(5, 3) - run.began(4, 3) == close(Recompute().price(loaded, RATES).seconds)
 
 
 def test_a_checkpoint_is_loaded_by_a_smaller_grid():
@@ -224,14 +224,14 @@ def test_a_checkpoint_is_loaded_by_a_smaller_grid():
     run = Run(*(f"kill:{worker}@5:backward" for worker in others), checkpoint_every=2)
     view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset(others), plan=PLAN, step=5, checkpoint=4)
     recovery = fall_back(view, PLAN.placement.layers_of(others[0]))
-    prices = dict(zip(map(type, recovery.actions), priced(recovery, view, RATES), strict=True))
+    prices = dict(zip(map(type, recovery.actions), recovery.priced(view, RATES), strict=True))
     generation = next(
         e.generation for _, e in run.result.events if isinstance(e, Installed) and e.strategy == "fallback"
     )
     installed, agreed = run.when(Installed, generation), run.when(Agreed, generation)
-    left = price(Abort(), view, RATES).seconds - RATES.control_s  # who had stopped before waits for nothing
+    left = Abort().price(view, RATES).seconds - RATES.control_s  # who had stopped before waits for nothing
     assert agreed - installed - 2 * RATES.control_s == pytest.approx(prices[LoadState].seconds, rel=0.01, abs=left)
-    assert prices[LoadState].seconds > price(LoadState(step=4), view, RATES).seconds, "fewer workers load more each"
+    assert prices[LoadState].seconds > LoadState(step=4).price(view, RATES).seconds, "fewer workers load more each"
     assert run.ended(5, generation) - run.began(4, generation) == close(prices[Recompute].seconds)
 
 
@@ -242,7 +242,7 @@ def test_a_boundary_costs_a_connection_and_a_copy_nothing_but_its_time():
     )
     first = min(e.step for _, e in run.result.events if isinstance(e, StepOps) and e.generation == generation)
     view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset([VICTIM]), plan=PLAN)
-    boundary = price(InstallPlan(plan=PLAN, at_boundary=True), view, RATES)
+    boundary = InstallPlan(plan=PLAN, at_boundary=True).price(view, RATES)
     assert run.began(first, generation) - run.ended(first - 1, generation - 1) == close(boundary.seconds)
 
 
@@ -254,7 +254,7 @@ def test_training_goes_on_during_a_copy(steps):
     size = sum(RATES.profile.layers[layer].state_bytes for layer in layers.indices)
     step_s = step_seconds(adaptive(view).plan, RATES)
     rates = replace(RATES, copy=Link(latency_s=0.0, bytes_per_s=size / (steps * step_s)))
-    copied = price(CopyState(layers=layers, target=VICTIM), view, rates)
+    copied = CopyState(layers=layers, target=VICTIM).price(view, rates)
     assert (copied.still, copied.seconds) == (False, close(steps * step_s))
     run = Run(f"kill:{VICTIM}@2:start", f"join:{VICTIM}@4", rates=rates, steps=14)
     synced = next(e for _, e in run.result.events if isinstance(e, Synced))
@@ -267,6 +267,6 @@ def test_what_lives_is_saved():
     assert run.result.outcome == "lost"
     view = ClusterView(rules=RULES, baseline=PLAN, lost=frozenset(others), plan=PLAN, step=3)
     agreed = max(at for at, e in run.result.events if isinstance(e, Agreed))
-    assert run.result.seconds - agreed == close(price(SaveCommitted(), view, RATES).seconds)
+    assert run.result.seconds - agreed == close(SaveCommitted().price(view, RATES).seconds)
     smaller = replace(view, baseline=regular_plan(1, split_evenly(LAYERS, 4), 18))
-    assert price(ReplaceGrid(plan=smaller.baseline), view, RATES).seconds == 0
+    assert ReplaceGrid(plan=smaller.baseline).price(view, RATES).seconds == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import reroute
 from holdfast.strategies.strategy import Strategy
 

@@ -16,7 +16,6 @@ from holdfast.recovery.actions import (
     Abort,
     Action,
     Await,
-    ClusterView,
     CopyState,
     FinishStep,
     GiveUp,
@@ -32,6 +31,7 @@ from holdfast.recovery.actions import (
     TakeBack,
     TakeStock,
 )
+from holdfast.recovery.view import ClusterView
 from holdfast.schedule.builders import adaptive_plan
 
 __all__ = ["at_boundary", "fall_back", "give_up", "reroute", "restart", "resume", "vacant"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import restart
 from holdfast.strategies.strategy import Strategy
 

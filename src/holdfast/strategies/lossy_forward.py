@@ -6,7 +6,8 @@ from typing import Any
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.recovery.actions import AverageOverSurvivors, ClusterView, RecoveryPlan
+from holdfast.recovery.actions import AverageOverSurvivors, RecoveryPlan
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import reroute
 from holdfast.strategies.strategy import Strategy
 

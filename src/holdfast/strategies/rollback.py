@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.recovery.actions import ClusterView, RecoveryPlan, RepeatStep
+from holdfast.recovery.actions import RecoveryPlan, RepeatStep
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import reroute
 from holdfast.strategies.lossy_forward import needs_whole_routes
 from holdfast.strategies.strategy import Strategy

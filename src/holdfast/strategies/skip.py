@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.recovery.actions import ClusterView, RecoveryPlan, SkipStep
+from holdfast.recovery.actions import RecoveryPlan, SkipStep
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import reroute
 from holdfast.strategies.lossy_forward import needs_whole_routes
 from holdfast.strategies.strategy import Strategy

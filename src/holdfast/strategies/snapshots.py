@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.recovery.actions import ClusterView, Recompute, RecoveryPlan, Restore, Spawn
+from holdfast.recovery.actions import Recompute, RecoveryPlan, Restore, Spawn
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import reroute, vacant
 from holdfast.strategies.strategy import Strategy
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.plan import Plan
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.view import ClusterView
 
 __all__ = ["Strategy", "needs_nothing"]
 

@@ -16,7 +16,7 @@ from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted
 from holdfast.protocol.worker import Engine
 from holdfast.recovery.audit import Sampling
-from holdfast.recovery.price import Rates
+from holdfast.recovery.rates import Rates
 from holdfast.telemetry.events import Event
 from holdfast.testing.raising import Raise
 

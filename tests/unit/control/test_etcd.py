@@ -19,8 +19,8 @@ from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable, CorruptBlob, StorageError, StoreAway
-from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.rules import JobRules
+from holdfast.recovery.view import ClusterView
 from holdfast.schedule.builders import regular_plan
 from holdfast.strategies.adaptive import adaptive
 

@@ -62,8 +62,8 @@ from holdfast.protocol.executor import (
     Take,
 )
 from holdfast.protocol.worker import WorkerProtocol
-from holdfast.recovery.actions import ClusterView
 from holdfast.recovery.rules import JobRules
+from holdfast.recovery.view import ClusterView
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.schedule.builders import gpipe_orders, regular_plan
 from holdfast.strategies.answers import at_boundary

@@ -13,7 +13,6 @@ from holdfast.planning.training import Terms, replanned, rerouted
 from holdfast.recovery.actions import (
     Abort,
     Await,
-    ClusterView,
     CopyState,
     GiveUp,
     InstallPlan,
@@ -26,6 +25,7 @@ from holdfast.recovery.actions import (
     TakeBack,
 )
 from holdfast.recovery.rules import JobRules
+from holdfast.recovery.view import ClusterView
 from holdfast.schedule.builders import adaptive_plan, gpipe_orders, regular_plan
 from holdfast.schedule.evaluate import evaluate
 from holdfast.strategies.adaptive import adaptive

@@ -76,7 +76,7 @@ def _proceed(state: Membership) -> Decision:
     outputs: tuple[Output, ...] = ()
     while state.forming.pending and state.phase is not Phase.ENDED:
         action, *rest = state.forming.pending
-        if isinstance(action, _WHEN_ALL_HAVE_TOLD) and not all_told(state):
+        if action.needs_reports and not all_told(state):
             break
         state = replace(state, forming=replace(state.forming, pending=tuple(rest)))
         state, told = _FUNCTIONS[type(action)](state, action)
@@ -256,19 +256,6 @@ def _save_committed(state: Membership, action: SaveCommitted) -> Decision:
     return save(state, state.forming.resume_step, state.forming.votes)
 
 
-_WHEN_ALL_HAVE_TOLD = (
-    AverageOverSurvivors,
-    FinishStep,
-    Recompute,
-    Rejoin,
-    RepeatStep,
-    ReplayLayers,
-    Restore,
-    SaveCommitted,
-    SkipStep,
-    TakeBack,
-)
-"""What needs to know at which step everybody's layers are."""
 _FUNCTIONS: Mapping[type[Action], Callable[[Membership, Any], Decision]] = MappingProxyType(
     {
         Abort: _abort,

@@ -33,7 +33,8 @@ from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
-from holdfast.recovery.actions import ClusterView, RecoveryPlan
+from holdfast.recovery.actions import RecoveryPlan
+from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import at_boundary
 from holdfast.telemetry.events import HandingOver, Migrating, Notice, Parted, PlanImproved, Rebuilt, Synced
 

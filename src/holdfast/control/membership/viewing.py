@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.control.membership.state import Membership
 from holdfast.core.ids import WorkerId
-from holdfast.recovery.actions import ClusterView
+from holdfast.recovery.view import ClusterView
 
 __all__ = ["view_of"]
 

@@ -1,0 +1,75 @@
+"""How fast a cluster is, and what that makes of actions: seconds, and whether training stands still for them.
+
+A simulator lets so much time pass; a policy compares recoveries by it. Nothing here is measured on the fly: the same
+action, view and rates give the same price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Link, Profile, costs_from_profile
+from holdfast.schedule.evaluate import evaluate
+
+__all__ = ["Price", "Rates", "step_seconds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """How fast a cluster is.
+
+    Attributes:
+        profile: how long operations, updates and tensors between workers take, and how large states are.
+        message_s: seconds of a message between workers that carries no tensor of a micro-batch: a part of a sum, or
+            what is known of a step.
+        control_s: seconds of a message between the coordinator and a worker, in one direction.
+        connect_s: seconds until the workers of a generation are connected.
+        start_s: seconds until a new process is there.
+        copy: how a worker is given state by its peers.
+        load: how a worker reads the state of one layer from a checkpoint.
+        save: how a worker writes that of one layer at the end.
+    """
+
+    profile: Profile
+    message_s: float
+    control_s: float
+    connect_s: float
+    start_s: float
+    copy: Link
+    load: Link
+    save: Link
+
+    def copying_s(self, layers: Iterable[int]) -> float:
+        """Returns how long a worker is given the state of these layers, all at once."""
+        return self.copy.seconds_of(sum(self._sizes(layers)))
+
+    def loading_s(self, layers: Iterable[int]) -> float:
+        """Returns how long a worker reads the state of these layers, one after another."""
+        return sum(map(self.load.seconds_of, self._sizes(layers)))
+
+    def saving_s(self, layers: Iterable[int]) -> float:
+        """Returns how long a worker writes the state of these layers, one after another."""
+        return sum(map(self.save.seconds_of, self._sizes(layers)))
+
+    def _sizes(self, layers: Iterable[int]) -> list[int]:
+        return [self.profile.layers[layer].state_bytes for layer in layers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Seconds from the begin of an action to its end; ``still``: whether nothing is trained meanwhile."""
+
+    seconds: float
+    still: bool = True
+
+
+def step_seconds(plan: Plan, rates: Rates, *, updates_ahead: bool = False) -> float:
+    """Returns how long a step of a plan takes that follows upon another one, from its first operation to its commit.
+
+    What all know of a step, and the verdict, travel along the pipelines beside the last and the first operations: only
+    the last part of a sum is waited for.
+    """
+    timeline = evaluate(plan, costs_from_profile(rates.profile), staggered=updates_ahead)
+    return timeline.period + rates.message_s
