@@ -48,6 +48,8 @@ TARGETS = (
 PROCESSES = (
     "tests/dist/test_coming_and_going.py::test_a_lost_worker_is_replaced_and_works_again[1.1]",
     "tests/dist/test_checkpoints.py::test_only_the_last_k_are_kept",
+    "tests/dist/test_auditing.py::test_a_loss_in_a_step_that_is_audited",
+    "tests/dist/test_loops.py::test_the_same_command_goes_on",
 )
 """Jobs of real processes: a mutant of the runtime is tried with them at last, as shells run only there."""
 

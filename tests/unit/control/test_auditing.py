@@ -10,6 +10,7 @@ from holdfast.control.membership import Phase
 from holdfast.control.messages import Audited, Computed, Exited, Expel, Install, Resume, StepDone, Weighed
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
+from holdfast.core.progress import StepProgress
 from holdfast.recovery.audit import Sampling
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Notice
@@ -110,6 +111,24 @@ def test_a_dispute_that_is_heard_of_only_after_a_loss(whose):
         job.give(found)
     assert job.state.audits.disputed == 4
     assert {install.audits.disputed for install in job.commands(Install).values()} == {4}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_step_is_not_gone_on_with_once_weights_were_found_to_differ(wrong):
+    """Sums that stand may be of wrong weights; of a step that nothing speaks against, what stands is kept."""
+    job = Job()
+    job.state = replace(job.state, rules=replace(job.state.rules, sampling=Sampling(seed=0, every=100)))
+    assert job.state.rules.sampling.of(4, PLAN) is None, "nothing of the step itself is computed twice"
+    if wrong:
+        job.weighed(B="other")
+        job.agreed(4)
+    job.give(Exited(worker=C1, pid=1, status=-9))
+    kept = {
+        worker: StepProgress(step=4, complete=tuple((layer,) for layer in PLAN.placement.layers_of(worker)))
+        for worker in job.state.alive
+    }
+    job.give(*(job.status_of(worker, 4, progress=(kept[worker],)) for worker in job.state.alive))
+    assert {resume.rest is None for resume in job.commands(Resume).values()} == {wrong}
 
 
 def test_strikes_and_disputes_are_stored():

@@ -11,9 +11,11 @@ from holdfast.control.checkpoint_ledger import CheckpointLedger, Settled, WriteM
 from holdfast.control.membership import GridState, Membership, Phase, Record, Tell, decide
 from holdfast.control.messages import (
     Ended,
+    Exited,
     Finished,
     Hello,
     Joined,
+    Obsolete,
     Progress,
     Saved,
     ShardFailed,
@@ -23,6 +25,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.planning.replays import Logging
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.storage.checkpoints import Shard
@@ -150,8 +153,8 @@ STEPS = 4
 class Job:
     """A membership that runs, and what its last event led to."""
 
-    def __init__(self):
-        self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
+    def __init__(self, **rules):
+        self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out", **rules))
         self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
         for worker in PLAN.workers:
             steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker))
@@ -180,6 +183,18 @@ def test_the_membership_asks_for_the_manifest_and_records_how_it_went():
     (told,) = job.give(StepDone(worker=W, generation=1, step=4, loss=1.0, omitted=False))
     assert isinstance(told.command, Progress)
     assert told.command.checkpoint == 4
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_logs_before_a_checkpoint_are_let_go_unless_a_loss_is_being_answered(lost):
+    """Whoever replays may need them: an older checkpoint may be the one that is gone back to."""
+    job = Job(logging=Logging())
+    job.give(*(written(layer) for layer in range(LAYERS)))
+    if lost:
+        job.give(Exited(worker=WorkerId(1, 1), pid=1, status=-9))
+        assert job.state.phase is Phase.FORMING
+    told = {(each.to, each.command) for each in job.give(Settled(step=4, url="u")) if isinstance(each, Tell)}
+    assert told == (set() if lost else {(worker, Obsolete(step=4)) for worker in PLAN.workers})
 
 
 def test_a_failure_is_recorded_and_training_goes_on():

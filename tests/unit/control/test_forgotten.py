@@ -31,6 +31,7 @@ from holdfast.control.messages import (
     StartWorker,
     Status,
 )
+from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
@@ -199,3 +200,16 @@ def test_who_was_told_to_be_gone_before_the_decisions_were_lost_is_not_told_agai
     ]
     assert job.state.roster.lost == {W01, W10, W11}
     assert {to for to, _ in job.commands(Install)} == {W00}, "and nobody waits for them"
+
+
+def test_a_spare_without_state_that_comes_late_does_not_begin_the_saving_anew():
+    spare = WorkerId(7, 0)
+    job = Job().give(agent(), *(hello(w) for w in PLAN.workers))
+    job.give(hello(spare, generation=0, step=0, activity="waiting", has_state=False))
+    assert {each.generation for _, each in job.commands(Install)} == {GENERATION + 1}
+    assert spare in job.state.roster.spares
+    assert spare not in job.state.contact.returned
+    job.give(hello(WorkerId(8, 0)))
+    assert {each.generation for _, each in job.commands(Install)} == {GENERATION + 1, GENERATION + 2}, (
+        "who has state does"
+    )
