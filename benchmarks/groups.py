@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
-from holdfast.planning.groups.chain import Chain, Grouping
+from holdfast.planning.groups.chain import Grouping, MachineChain
 from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
@@ -56,9 +56,9 @@ def boundary_bytes(model: str, tokens: str, directions: int) -> int:
     return size
 
 
-def vit(limit: float, boundary: int, *, parallel: bool = False) -> Chain:
+def vit(limit: float, boundary: int, *, parallel: bool = False) -> MachineChain:
     """The ViT's 16 machines."""
-    return Chain(
+    return MachineChain(
         compute_s=tuple(FACTS["vit_compute_s"]),
         boundary_bytes=(boundary,) * (MACHINES - 1),
         bandwidth=FACTS["bandwidth"],
@@ -183,25 +183,25 @@ def worse(recorder: Recorder, quick: bool) -> list[list[str]]:
     return table
 
 
-def _alike(rng: random.Random, count: int) -> Chain:
+def _alike(rng: random.Random, count: int) -> MachineChain:
     return _chain([rng.uniform(1, 3) for _ in range(count)], [8e8] * (count - 1))
 
 
-def _unlike(rng: random.Random, count: int) -> Chain:
+def _unlike(rng: random.Random, count: int) -> MachineChain:
     return _chain([rng.uniform(1, 3) for _ in range(count)], [rng.randint(1, 10**9) for _ in range(count - 1)])
 
 
-def _by_bytes(rng: random.Random, count: int) -> Chain:
+def _by_bytes(rng: random.Random, count: int) -> MachineChain:
     sizes = [rng.randint(10**8, 10**9) for _ in range(count - 1)]
     return _chain([size / 1e9 for size in [*sizes, 5 * 10**8]], sizes)
 
 
-def _sums(rng: random.Random, count: int) -> Chain:
+def _sums(rng: random.Random, count: int) -> MachineChain:
     return _chain([0.0] * count, [rng.randint(10**8, 10**9) for _ in range(count - 1)])
 
 
-def _chain(compute: Sequence[float], sizes: Sequence[float]) -> Chain:
-    return Chain(
+def _chain(compute: Sequence[float], sizes: Sequence[float]) -> MachineChain:
+    return MachineChain(
         compute_s=tuple(compute), boundary_bytes=tuple(sizes), bandwidth=1.5e9, interval=100, limit_bytes=sum(sizes)
     )
 
@@ -241,7 +241,7 @@ def times(recorder: Recorder, quick: bool) -> list[list[str]]:
     return table
 
 
-def _timed(chain: Chain) -> dict[str, Any]:
+def _timed(chain: MachineChain) -> dict[str, Any]:
     begun = time.perf_counter()
     greedy = greedy_groups(chain)
     between = time.perf_counter()

@@ -25,7 +25,7 @@ from holdfast.core.routes import Routes, home_routes, reroute
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import bound_cost, min_max, place
-from holdfast.planning.planner import Engine, Planned, Technique, make_plan, plan_routes
+from holdfast.planning.planner import Planned, Solver, Technique, make_plan, plan_routes
 from measure import Recorder, print_table, progress
 
 UNEVEN = {"costs": "10,11,8", "comm": "1", "optimizer": "5"}
@@ -96,12 +96,12 @@ def example(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
         grid = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
         failed = [WorkerId(1, 2)] if lost else []
         found = {}
-        for engine in (Engine.LIST, Engine.CP_SAT):
+        for engine in (Solver.LIST, Solver.CP_SAT):
             with _Timed(recorder, table="example", name=name, engine=engine.value, target=target) as timed:
                 made = make_plan(grid, failed, Technique(technique), time_limit_s=args.time_limit, engine=engine)
                 found[engine] = timed.add(made)
-        value = [str(found[e].found.period) for e in (Engine.LIST, Engine.CP_SAT)]
-        best = found[Engine.CP_SAT]
+        value = [str(found[e].found.period) for e in (Solver.LIST, Solver.CP_SAT)]
+        best = found[Solver.CP_SAT]
         table.append([name, str(target), *value, f"{best.bound.period:g}", "yes" if best.optimal else "no"])
     return table
 
@@ -125,7 +125,7 @@ def gaps(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
         grid, workers = _grid(stages, pipelines, microbatches, **costs), stages * pipelines
         for count in sorted({1, 2, math.ceil(workers / 20), math.ceil(workers / 10), workers // 4}):
             labels = {"shape": f"{stages},{pipelines},{microbatches}", "costs": costs, "failed": count}
-            for engine, limit in ((Engine.LIST, args.time_limit), (Engine.CP_SAT, args.solver_limit)):
+            for engine, limit in ((Solver.LIST, args.time_limit), (Solver.CP_SAT, args.solver_limit)):
                 with _Timed(recorder, table="gaps", **labels, engine=engine.value, target=target) as timed:
                     planned = timed.add(_plan(grid, count, limit, engine))
                 table.append(
@@ -202,7 +202,7 @@ def unlike(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
     """Random pipelines that are not alike, up to 24 workers, many after losses: gaps to the bound of the routes."""
     table = [["technique", "engine", "instances", "optimal", "gap: median", "p95", "worst", "s: median", "worst"]]
     for technique in _RECOVERING:
-        for engine, limit, many in ((Engine.LIST, 1.0, 200), (Engine.CP_SAT, 10.0, 50)):
+        for engine, limit, many in ((Solver.LIST, 1.0, 200), (Solver.CP_SAT, 10.0, 50)):
             rng, gaps, took, optimal = random.Random(1), [], [], 0
             many = 20 if args.quick else many
             for nth in range(many):
@@ -335,7 +335,7 @@ def _grid(stages: int, pipelines: int, microbatches: int, **costs: str) -> Coste
     )
 
 
-def _plan(grid: CostedGrid, count: int, time_limit_s: float, engine: Engine = Engine.LIST) -> Planned:
+def _plan(grid: CostedGrid, count: int, time_limit_s: float, engine: Solver = Solver.LIST) -> Planned:
     counts = min_max(len(grid.stages), count, bound_cost(grid))[count]
     failed = place(counts, grid.pipelines)
     return make_plan(grid, failed, Technique.STAGGERED, time_limit_s=time_limit_s, engine=engine)

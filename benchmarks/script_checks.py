@@ -22,7 +22,7 @@ from holdfast.runtime.loop.guarding import Guard
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.session import Session
 from holdfast.runtime.loop.stage import LoopStage
-from holdfast.runtime.loop.trying import Trial
+from holdfast.runtime.loop.trying import ItemTrial
 from holdfast.runtime.loop.turns import LoopAbandoned, Turns
 from measure import Recorder, interval, print_table, progress, verdict
 
@@ -44,7 +44,7 @@ class Timed:
         self.worker, self.untried, self.per_gradient, self.deadline = "0.0", True, False, float("inf")
         self.ended: list[float] = []
         self.over = 0.0
-        self.trial: Trial | None = None
+        self.trial: ItemTrial | None = None
 
     def is_first(self) -> bool:
         """Nobody is."""
@@ -55,11 +55,11 @@ class Timed:
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Tries the loop in a thread."""
-        trial = self.trial = Trial(loop, turns)
+        trial = self.trial = ItemTrial(loop, turns)
         threading.Thread(target=self._try, args=(trial, turns), daemon=True).start()
         return lambda: trial.stage
 
-    def _try(self, trial: Trial, turns: Turns) -> None:
+    def _try(self, trial: ItemTrial, turns: Turns) -> None:
         torch.set_num_threads(1)
         trial()
         self.over = time.perf_counter()
@@ -94,7 +94,7 @@ def measure(make: Callable[[], nn.Module], item_s: float) -> dict[str, Any]:
     }
 
 
-def guard_seconds(trial: Trial) -> float:
+def guard_seconds(trial: ItemTrial) -> float:
     """Returns the processor time of a guard's calls around one item."""
     guard, times = Guard(trial.loop.prepared), 500
     for parameter in trial.loop.prepared.model.parameters():

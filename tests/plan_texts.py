@@ -3,7 +3,7 @@
 import re
 
 from holdfast.core.ids import WorkerId, beside
-from holdfast.core.instructions import Compute, Payload, Receive, Reduce, Send, Step, Sum
+from holdfast.core.instructions import Compute, Payload, Receive, Reduce, Send, Sum, UpdateLayer
 from holdfast.core.schedule import Op, OpKind, Orders
 
 _OP = re.compile(r"([FBIW])(\d+)\.(\d+)")
@@ -41,7 +41,7 @@ def _instruction(word, batch, known):
     kind, _, rest = word.partition("_")
     if kind in ("REDUCE", "SUM"):
         return {"REDUCE": Reduce, "SUM": Sum}[kind](known[rest])
-    return Step(int(rest.removeprefix("L"))) if kind == "STEP" else Compute(op_of(word, batch))
+    return UpdateLayer(int(rest.removeprefix("L"))) if kind == "STEP" else Compute(op_of(word, batch))
 
 
 def _message(word, batch):

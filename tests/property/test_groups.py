@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.planning.groups.chain import Chain
+from holdfast.planning.groups.chain import MachineChain
 from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
@@ -23,7 +23,7 @@ def chains(draw, most):
     sizes = st.integers(0, 3) if few else st.integers(0, 10**9)
     boundaries = draw(st.lists(sizes, min_size=count - 1, max_size=count - 1))
     interval = draw(st.integers(1, 3))
-    return Chain(
+    return MachineChain(
         compute_s=tuple(draw(st.lists(seconds, min_size=count, max_size=count))),
         boundary_bytes=tuple(boundaries),
         bandwidth=draw(st.sampled_from([0.7, 1, 1.5e9])),

@@ -17,7 +17,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import InvalidSchedule
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.normalise import per_stage
-from holdfast.planning.planner import Engine, Technique, make_plan, plan_bound
+from holdfast.planning.planner import Solver, Technique, make_plan, plan_bound
 from holdfast.planning.solvers import counting
 from holdfast.planning.solvers.process import answer_of, given_of, suits
 from holdfast.schedule import timing
@@ -308,7 +308,7 @@ def test_no_mixture_of_whole_and_split_backwards_beats_the_bound(instance, rng, 
 def test_cp_sat_is_between_the_bound_and_the_list_scheduler(instance, technique):
     grid, failed = instance
     quick = make_plan(grid, failed, technique, time_limit_s=0.05)
-    exact = make_plan(grid, failed, technique, time_limit_s=4, engine=Engine.CP_SAT)
+    exact = make_plan(grid, failed, technique, time_limit_s=4, engine=Solver.CP_SAT)
     validate(exact.plan, costs=grid.costs)
     assert quick.bound.period <= exact.bound.period <= exact.found.period <= quick.found.period
 
@@ -355,7 +355,7 @@ def test_the_coupled_bound_of_a_grid_is_that_of_its_worst_stage():
 def test_cp_sat_proves_an_optimum_of_uneven_stages():
     costs = parse_costs(2, costs="3:2,2:4,5:1", comm="1", optimizer="2:1", memory="2,1,1,4")
     grid = CostedGrid(pipelines=1, stages=split_evenly(2, 2), microbatches=3, costs=costs)
-    found = make_plan(grid, [], Technique.STAGGERED, time_limit_s=20, engine=Engine.CP_SAT)
+    found = make_plan(grid, [], Technique.STAGGERED, time_limit_s=20, engine=Solver.CP_SAT)
     assert found.optimal
     assert found.found.period == found.bound.period == 38
 
@@ -366,7 +366,7 @@ def test_cp_sat_proves_the_optimum_of_tied_stages():
     grid = CostedGrid(pipelines=1, stages=split_evenly(2, 2), microbatches=2, costs=costs)
     tied = dataclasses.replace(grid, ties=((0, 1),))
     periods = [brute_force(grid_problem(each, []), True) for each in (grid, tied)]
-    found = [make_plan(each, [], Technique.STAGGERED, time_limit_s=20, engine=Engine.CP_SAT) for each in (grid, tied)]
+    found = [make_plan(each, [], Technique.STAGGERED, time_limit_s=20, engine=Solver.CP_SAT) for each in (grid, tied)]
     assert [each.optimal for each in found] == [True, True]
     assert [each.found.period for each in found] == periods == [19, 26]
 
@@ -375,7 +375,7 @@ def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
     grid = CostedGrid(
         pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory="1,0,1,4:3:2:1")
     )
-    found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Engine.CP_SAT)
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.ADAPTIVE, time_limit_s=30, engine=Solver.CP_SAT)
     assert found.optimal
     assert found.found.makespan == found.bound.makespan == 36
 
@@ -384,14 +384,14 @@ def test_cp_sat_proves_the_running_example_with_the_memory_of_1f1b():
 @pytest.mark.parametrize(("memory", "period"), [("1,0,1,4", 29), ("1,0,1,5", 28), ("1,0,1,6", 27)])
 def test_cp_sat_proves_the_staggered_running_example(memory, period):
     grid = CostedGrid(pipelines=3, stages=split_evenly(4, 4), microbatches=6, costs=parse_costs(4, memory=memory))
-    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=60, engine=Engine.CP_SAT)
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=60, engine=Solver.CP_SAT)
     assert found.optimal
     assert found.found.period == found.bound.period == period
 
 
 def test_a_solver_without_time_leaves_the_list_schedule():
     grid = CostedGrid(pipelines=2, stages=split_evenly(3, 3), microbatches=6, costs=parse_costs(3, memory="1,0,1,3"))
-    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=1e-3, engine=Engine.CP_SAT)
+    found = make_plan(grid, [WorkerId(1, 2)], Technique.STAGGERED, time_limit_s=1e-3, engine=Solver.CP_SAT)
     validate(found.plan, costs=grid.costs)
     assert found.found.period >= found.bound.period
 

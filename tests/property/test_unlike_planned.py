@@ -18,7 +18,7 @@ from holdfast.core.routes import home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, InvalidSchedule
-from holdfast.planning.planner import Engine, Technique, plan_routes
+from holdfast.planning.planner import Solver, Technique, plan_routes
 from holdfast.planning.solvers.process import answer_of, given_of, suits
 from holdfast.schedule.evaluate import evaluate, steady_period
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
@@ -198,6 +198,6 @@ def test_with_cp_sat_a_plan_is_no_worse(instance):
     pytest.importorskip("ortools", reason="CP-SAT is not installed: pip install holdfast[solver]")
     placement, routes, costs, _ = instance
     quick = plan_routes(placement, routes, costs, Technique.STAGGERED, time_limit_s=math.inf, tries=3)
-    exact = plan_routes(placement, routes, costs, Technique.STAGGERED, time_limit_s=4, engine=Engine.CP_SAT)
+    exact = plan_routes(placement, routes, costs, Technique.STAGGERED, time_limit_s=4, engine=Solver.CP_SAT)
     validate(exact.plan, costs=costs)
     assert quick.bound.period <= exact.bound.period <= exact.found.period <= quick.found.period

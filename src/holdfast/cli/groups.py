@@ -10,7 +10,7 @@ from functools import partial
 from holdfast.cli.arguments import above_0, from_0, whole_number
 from holdfast.cli.groups_shown import FORMATS, ShownGroups
 from holdfast.errors import ConfigError
-from holdfast.planning.groups.chain import MOST_MACHINES, Chain, Grouping
+from holdfast.planning.groups.chain import MOST_MACHINES, Grouping, MachineChain
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """
     boundaries = _boundaries(args)
     between = len(args.compute) - 1
-    chain = Chain(
+    chain = MachineChain(
         compute_s=args.compute,
         boundary_bytes=boundaries[:between],
         bandwidth=args.bandwidth,
@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _algorithms(first: str, behind_bytes: float) -> Mapping[str, Callable[[Chain], Grouping]]:
+def _algorithms(first: str, behind_bytes: float) -> Mapping[str, Callable[[MachineChain], Grouping]]:
     """Returns what makes groups, by name, the one that was asked for first."""
-    known: dict[str, Callable[[Chain], Grouping]] = {
+    known: dict[str, Callable[[MachineChain], Grouping]] = {
         "exact": best_groups,
         "greedy": greedy_groups,
         "authors": partial(authors_groups, behind_bytes=behind_bytes),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from holdfast.drawing.tradeoff import tradeoff_to_svg
-from holdfast.planning.groups.chain import Chain, Grouping
+from holdfast.planning.groups.chain import Grouping, MachineChain
 
 __all__ = ["FORMATS", "ShownGroups"]
 
@@ -25,9 +25,9 @@ class ShownGroups:
         algorithms: what makes groups of such a chain, by name; that of these groups first.
     """
 
-    chain: Chain
+    chain: MachineChain
     grouping: Grouping
-    algorithms: Mapping[str, Callable[[Chain], Grouping]]
+    algorithms: Mapping[str, Callable[[MachineChain], Grouping]]
 
 
 def _to_json(shown: ShownGroups) -> str:

@@ -27,7 +27,7 @@ from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import Move, Normalisation, assigned, moves, normalised
 from holdfast.planning.partition import balanced_stages
-from holdfast.planning.planner import Engine, Planned, Technique, make_plan, plan_routes
+from holdfast.planning.planner import Planned, Solver, Technique, make_plan, plan_routes
 from holdfast.planning.remainder import logged_bytes
 from holdfast.planning.search import reached
 from holdfast.planning.training import planned_grid, planned_routes, tries_for
@@ -128,7 +128,7 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--format", choices=sorted(FORMATS), default="table")
     parser.add_argument(
         "--solver",
-        choices=[each.value for each in Engine],
+        choices=[each.value for each in Solver],
         default="auto",
         help="what makes the schedule: the list scheduler, and from what it found CP-SAT where it is installed and can "
         "add something (auto, the default); or one of these",
@@ -238,13 +238,13 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     routes, failed = home_routes(placement, job.grid.batch), _known(args.failed, placement.workers)
     routes, left = reroute(placement, routes, failed), placement.without(failed)
     costs = unit_costs(layers) if profile is None else costs_from_profile(profile)
-    if args.technique or args.time_limit or args.solver == Engine.CP_SAT:
+    if args.technique or args.time_limit or args.solver == Solver.CP_SAT:
         technique = Technique(args.technique or (terms.technique if terms else "adaptive" if failed else "1f1b"))
         if technique is Technique.ONE_F_ONE_B and failed:
             raise ConfigError("--technique 1f1b plans healthy grids only: use adaptive after failures")
         if technique in (Technique.DECOUPLED, Technique.STAGGERED):
             costs = replace(costs, in_flight=in_flight_of(job))
-        limit_s, engine = _time_limit(args), Engine(args.solver)
+        limit_s, engine = _time_limit(args), Solver(args.solver)
         planned = plan_routes(left, routes, costs, technique, ties=ties, time_limit_s=limit_s, engine=engine)
     elif terms is not None and (grid := grid_of(job, pipelines, terms)) is not None:
         planned = planned_grid(grid, failed, terms, at_once=bool(failed))
@@ -327,7 +327,7 @@ class _Task:
     failed: tuple[WorkerId, ...]
     technique: Technique
     time_limit_s: float
-    engine: Engine
+    engine: Solver
     fill: tuple[int, Path] | None
     moves: tuple[Move, ...] = ()
     tries: int | None = None
@@ -359,7 +359,7 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
         moves=moved,
         technique=technique,
         time_limit_s=_time_limit(args),
-        engine=Engine(args.solver),
+        engine=Solver(args.solver),
         fill=_parse_fill(args),
         keep_home=args.keep_home,
     )
@@ -372,7 +372,7 @@ def _time_limit(args: argparse.Namespace) -> float:
 def _asks_for_another(args: argparse.Namespace) -> bool:
     """Whether flags ask for another plan than that of a job's training."""
     given = any(getattr(args, flag) is not None for flag in _OTHER_THAN_TRAINED)
-    return given or args.keep_home or args.solver not in (Engine.AUTO, Engine.LIST)
+    return given or args.keep_home or args.solver not in (Solver.AUTO, Solver.LIST)
 
 
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
@@ -396,7 +396,7 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
         moves=moved,
         technique=terms.technique,
         time_limit_s=math.inf,
-        engine=Engine.LIST,
+        engine=Solver.LIST,
         fill=None,
         tries=tries_for(grid.num_operations, at_once=bool(failed)),
     )

@@ -193,6 +193,7 @@ class _Outbox:
     """What waits to be sent, over whichever stream is the current one."""
 
     def __init__(self) -> None:
+        # Under `_changed`: any thread puts, gRPC's takes; `_stream` tells one that is over that it is.
         self._messages: deque[Message] = deque()
         self._queued = 0
         self._changed = threading.Condition()

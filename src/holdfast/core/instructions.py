@@ -19,7 +19,7 @@ __all__ = [
     "Reduce",
     "Reduction",
     "Send",
-    "Step",
+    "UpdateLayer",
     "Sum",
 ]
 
@@ -156,7 +156,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UpdateLayer:
     """Run the optimizer on one layer. Text: ``STEP_L3``."""
 
     layer: int
@@ -165,4 +165,4 @@ class Step:
         return f"STEP_L{self.layer}"
 
 
-Instruction = Compute | Send | Receive | Recall | Reduce | Sum | Step
+Instruction = Compute | Send | Receive | Recall | Reduce | Sum | UpdateLayer

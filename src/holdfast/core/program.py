@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.instructions import Instruction, Payload, Receive, Reduction, Send, Step, Sum
+from holdfast.core.instructions import Instruction, Payload, Receive, Reduction, Send, Sum, UpdateLayer
 from holdfast.core.step_plan import StepPlan
 
 __all__ = ["Wanted", "WorkerProgram", "groups"]
@@ -68,7 +68,7 @@ class WorkerProgram:
 
     @property
     def _after_operations(self) -> tuple[Instruction, ...]:
-        return (*map(Sum, self.reductions), *self.verdict, *map(Step, self.layers))
+        return (*map(Sum, self.reductions), *self.verdict, *map(UpdateLayer, self.layers))
 
 
 def groups(programs: Iterable[WorkerProgram]) -> tuple[tuple[WorkerId, ...], ...]:

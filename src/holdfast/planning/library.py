@@ -20,7 +20,7 @@ from holdfast.parsing import parsing
 from holdfast.plain import one_line
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.normalise import bound_cost, load, min_max, normalised, per_stage
-from holdfast.planning.planner import Engine, Planned, Technique, judge, make_plan, plan_bound
+from holdfast.planning.planner import Planned, Solver, Technique, judge, make_plan, plan_bound
 from holdfast.planning.search import reached
 from holdfast.schedule.bounds import StageBounds
 from holdfast.schedule.engine import Schedule
@@ -176,7 +176,7 @@ class PlanLibrary:
         technique: Technique,
         *,
         time_limit_s: float,
-        engine: Engine = Engine.LIST,
+        engine: Solver = Solver.LIST,
     ) -> int | None:
         """Does the next piece of work in the background, and says for how many failures; None if none is left.
 
@@ -196,7 +196,7 @@ class PlanLibrary:
         digest, last = _digest(grid, technique), _tops(grid, failures, technique)
         missing = next((n for n in range(1, failures + 1) if n not in self._index(digest)), None)
         if missing is not None:
-            self._improve(grid, last, last[missing], technique, 0.0, Engine.LIST)
+            self._improve(grid, last, last[missing], technique, 0.0, Solver.LIST)
             return last[missing]
         for top in sorted(set(last[1:])):
             if (digest, top) not in self._searched:
@@ -208,7 +208,7 @@ class PlanLibrary:
         return None
 
     def _improve(
-        self, grid: CostedGrid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float, engine: Engine
+        self, grid: CostedGrid, last: Sequence[int], top: int, technique: Technique, time_limit_s: float, engine: Solver
     ) -> None:
         served = [number for number in range(1, len(last)) if last[number] == top]
         self._make(grid, top, technique, served, time_limit_s=time_limit_s, engine=engine)
@@ -262,7 +262,7 @@ class PlanLibrary:
         served: Sequence[int],
         *,
         time_limit_s: float,
-        engine: Engine = Engine.LIST,
+        engine: Solver = Solver.LIST,
     ) -> Planned:
         digest, lost = _digest(grid, technique), normalised(grid, failures, technique.rules)
         planned = make_plan(grid, lost, technique, time_limit_s=time_limit_s, engine=engine)

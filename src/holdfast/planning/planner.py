@@ -36,7 +36,7 @@ from holdfast.schedule.timing import (
     split_up,
 )
 
-__all__ = ["Engine", "Planned", "Technique", "judge", "make_plan", "plan_bound", "plan_routes"]
+__all__ = ["Solver", "Planned", "Technique", "judge", "make_plan", "plan_bound", "plan_routes"]
 
 _SMALL, _AT_ONCE = 50_000, 2_000
 """Operations up to which the coupled techniques also ask the builder of the core, which makes objects; the second where
@@ -128,7 +128,7 @@ class Planned:
         return self.technique.minimised(self.found) / least - 1 if least else 0.0
 
 
-class Engine(StrEnum):
+class Solver(StrEnum):
     """What makes schedules."""
 
     AUTO = "auto"
@@ -144,7 +144,7 @@ class _Effort:
     """What a plan may cost: see :func:`make_plan`."""
 
     time_limit_s: float
-    engine: Engine
+    engine: Solver
     seed: int
     tries: int | None
 
@@ -155,7 +155,7 @@ def make_plan(
     technique: Technique,
     *,
     time_limit_s: float = 1.0,
-    engine: Engine = Engine.LIST,
+    engine: Solver = Solver.LIST,
     seed: int = 0,
     tries: int | None = None,
     keep_home: bool = False,
@@ -204,7 +204,7 @@ def plan_routes(
     *,
     ties: tuple[tuple[int, ...], ...] = (),
     time_limit_s: float = 1.0,
-    engine: Engine = Engine.LIST,
+    engine: Solver = Solver.LIST,
     seed: int = 0,
     tries: int | None = None,
     thorough: bool = True,
@@ -234,8 +234,8 @@ def plan_routes(
 
 def _made(problem: Problem, technique: Technique, lower: Bound, effort: _Effort, started: float) -> Planned:
     """The plan of a problem."""
-    automatic = effort.engine is Engine.AUTO
-    asked = _is_worth_it(problem, effort.time_limit_s) if automatic else effort.engine is Engine.CP_SAT
+    automatic = effort.engine is Solver.AUTO
+    asked = _is_worth_it(problem, effort.time_limit_s) if automatic else effort.engine is Solver.CP_SAT
     hindrance = _hindrance(problem, technique, lower) if asked else ""
     exactly = asked and not hindrance
     limit_s = effort.time_limit_s * (_BEFORE_SOLVER if exactly else 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.profile import LayerProfile
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 
 __all__ = ["ECHO", "LAYERS", "LINK", "PROGRESS", "SEVERAL_GPUS", "Measured"]
 
@@ -20,7 +20,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str | int | float]
 
 
-LAYERS = Entry("layers", "holdfast.profiling.children:run_layers")
-SEVERAL_GPUS = Entry("layers on several GPUs", "holdfast.profiling.children:run_several_gpus")
-LINK = Entry("link", "holdfast.profiling.children:run_link")
-ECHO = Entry("echo", "holdfast.profiling.children:run_echo")
+LAYERS = EntryPoint("layers", "holdfast.profiling.children:run_layers")
+SEVERAL_GPUS = EntryPoint("layers on several GPUs", "holdfast.profiling.children:run_several_gpus")
+LINK = EntryPoint("link", "holdfast.profiling.children:run_link")
+ECHO = EntryPoint("echo", "holdfast.profiling.children:run_echo")

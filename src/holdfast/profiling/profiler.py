@@ -16,7 +16,7 @@ from holdfast.core.profile import GpuProfile, LayerProfile, Link, Profile
 from holdfast.errors import ConfigError, InternalError
 from holdfast.profiling.processes import ECHO, LAYERS, LINK, PROGRESS, SEVERAL_GPUS, Measured
 from holdfast.runtime.node.children import Children
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 from holdfast.runtime.node.forks import FORKS
 
 __all__ = ["measure_profile"]
@@ -84,7 +84,7 @@ class _Measuring(contextlib.AbstractContextManager["_Measuring"]):
     def __init__(self) -> None:
         self._children = Children()
 
-    def start(self, entry: Entry, *arguments: Any) -> Connection:
+    def start(self, entry: EntryPoint, *arguments: Any) -> Connection:
         """Starts a process; returns where its answer comes."""
         ours, theirs = FORKS.Pipe(duplex=False)
         self._children.attend(self._children.start(entry, *arguments, theirs, name=entry.name))

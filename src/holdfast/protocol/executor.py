@@ -29,8 +29,8 @@ from holdfast.protocol.auditing import Digests, StepAudit
 from holdfast.protocol.step_log import StepLog
 
 __all__ = [
-    "Audit",
-    "Committed",
+    "AuditSample",
+    "StepCommitted",
     "Effect",
     "Execution",
     "Expect",
@@ -40,7 +40,7 @@ __all__ = [
     "Give",
     "PollReduce",
     "Reach",
-    "Ready",
+    "AskPrepared",
     "Run",
     "StartReduce",
     "StepEngine",
@@ -201,7 +201,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditSample:
     """Compute what another owner has run, on scratch; return its digests and ours, see :meth:`StepEngine.audit`."""
 
     step: int
@@ -268,14 +268,14 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class AskPrepared:
     """Return the plan of the generation that is prepared here, None if none is; asked once a step, before all sums."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class StepCommitted:
     """This worker has swapped in all its layers of ``step``; ``ops`` is what it ran, in order.
 
     ``whole``: whether that is all of the step; else it was interrupted, and this is what was run since then.
@@ -293,15 +293,15 @@ Effect = (
     | Take
     | Give
     | Run
-    | Audit
+    | AuditSample
     | StartReduce
     | PollReduce
     | FinishReduce
     | Keep
     | Kept
     | Reach
-    | Ready
-    | Committed
+    | AskPrepared
+    | StepCommitted
 )
 Steps = Generator[Effect, Any, None]
 
@@ -394,7 +394,7 @@ class Execution:
         if self.logged or self.ties:
             yield Kept(self.step)
         if self.decided is None:
-            yield Committed(self.step, tuple(self.ops), whole=not self._goes_on, order=self.program.step.order)
+            yield StepCommitted(self.step, tuple(self.ops), whole=not self._goes_on, order=self.program.step.order)
         self.committed = True
 
     @property
@@ -472,7 +472,7 @@ class Execution:
         """Computes a sample a second time; what has other bits is not contributed to."""
         message = yield Take(receive, self.step)
         of = audit.sample
-        said = yield Audit(self.step, of.layer, of.microbatch, message, audit.times)
+        said = yield AuditSample(self.step, of.layer, of.microbatch, message, audit.times)
         found = audit.found(self.program.worker, *said)
         if not found.agreed:
             raise StepDisputed(self.step, found)
@@ -483,7 +483,7 @@ class Execution:
         """Takes part in a sum; with the first one of a step goes whether we are ready for what is prepared."""
         first = self._dissent is None
         if self._dissent is None:
-            self._dissent = int(not self._may_go_over((yield Ready(self.step))))
+            self._dissent = int(not self._may_go_over((yield AskPrepared(self.step))))
         yield StartReduce(reduction, self.step, self.stage.message(reduction.layers, self._dissent))
         self._awaited.append(reduction)
         if first and self.decided is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.faults import Point
 from holdfast.core.schedule import Op
-from holdfast.protocol.executor import Audit, Committed, FinishReduce, Reach
+from holdfast.protocol.executor import AuditSample, FinishReduce, Reach, StepCommitted
 
 __all__ = ["SpanRecorder", "add_span", "resident_bytes"]
 
@@ -35,14 +35,14 @@ class SpanRecorder:
         self._began = self.clock()
         if isinstance(effect, Reach) and effect.point is Point.UPDATE:
             self._updating, self._updates = self._resumed, True
-        elif isinstance(effect, FinishReduce | Committed) and self._updating is not None:
+        elif isinstance(effect, FinishReduce | StepCommitted) and self._updating is not None:
             self.spans.append(("update", (), self._updating, self._began))
             self._updating = None
 
     def performed(self, effect: object) -> None:
         """It is done."""
         self._resumed = self.clock()
-        if isinstance(effect, Audit):
+        if isinstance(effect, AuditSample):
             self.spans.append(("audit", (effect.layer,), self._began, self._resumed))
         if isinstance(effect, FinishReduce):
             self.spans.append(("reduce", effect.reduction.layers, self._began, self._resumed))

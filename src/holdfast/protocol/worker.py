@@ -82,7 +82,7 @@ from holdfast.protocol.effects import (
     WorkerEffect,
     Written,
 )
-from holdfast.protocol.executor import Committed, Execution, Keep, Kept, Reach, StepEngine, Verdict, update
+from holdfast.protocol.executor import Execution, Keep, Kept, Reach, StepCommitted, StepEngine, Verdict, update
 from holdfast.protocol.log_filter import LogFilter
 from holdfast.protocol.replaying import put_back, replay
 from holdfast.protocol.snapshots import Snapshots
@@ -121,7 +121,7 @@ class Engine(StepEngine, Protocol):
     def take_back(self, to_step: int) -> None:
         """Brings every layer that is one step ahead back to ``to_step``."""
 
-    def roll_back(self) -> None:
+    def remake_update(self) -> None:
         """Makes the updates of the speculative step, which did not stand when settled, again as they should be."""
 
     def unpack_vote(self, data: bytes) -> Any:
@@ -587,7 +587,7 @@ class WorkerProtocol:
         stands = self.stage.settle(verdict.vote)
         if not stands:
             self.refuses = True
-            self.stage.roll_back()
+            self.stage.remake_update()
         if self.plan is not None and self._reports():
             yield Report(self._done(verdict.step, self.loss))
         return stands
@@ -625,7 +625,7 @@ class WorkerProtocol:
             if self.log_filter is not None and self.log_filter.any and not execution.updated:
                 execution.updated = True
                 yield Kept(step)
-            yield Committed(step, tuple(execution.ops), whole=False)
+            yield StepCommitted(step, tuple(execution.ops), whole=False)
         yield from self._drop_steps()
         known = Verdict(step=step, vote=self.stage.unpack_vote(vote), complete=True)
         self.verdicts = (*(each for each in self.verdicts if each.step != step), known)[-2:]

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 
 __all__ = [
     "Claim",
-    "Finding",
+    "AuditFinding",
     "Judgement",
     "Sample",
     "Sampling",
@@ -159,7 +159,7 @@ class Claim:
     result: str
 
 
-class Finding(StrEnum):
+class AuditFinding(StrEnum):
     """What the claims about one sample come to."""
 
     AGREED = "agreed"
@@ -190,7 +190,7 @@ class Judgement:
         right: the digest of the right result, where two have it; else None.
     """
 
-    finding: Finding
+    finding: AuditFinding
     wrong: tuple[WorkerId, ...] = ()
     ask: tuple[WorkerId, ...] = ()
     right: str | None = None
@@ -213,37 +213,37 @@ def judge(claims: tuple[Claim, ...], others: tuple[WorkerId, ...]) -> Judgement:
     if not claims:
         raise ConfigError("nobody claims anything: expected who ran the sample to")
     if len({claim.inputs for claim in claims}) > 1:
-        return Judgement(finding=Finding.INPUTS)
+        return Judgement(finding=AuditFinding.INPUTS)
     said: dict[WorkerId, list[str]] = {}
     for claim in claims:
         said.setdefault(claim.worker, []).append(claim.result)
     results = Counter(result for mine in said.values() for result in set(mine))
     if len(results) == 1 and len(claims) > 1:
-        return Judgement(finding=Finding.AGREED, right=claims[0].result)
+        return Judgement(finding=AuditFinding.AGREED, right=claims[0].result)
     if sum(len(set(mine)) > 1 for mine in said.values()) > 1:
-        return Judgement(finding=Finding.UNSTEADY)
+        return Judgement(finding=AuditFinding.UNSTEADY)
     confirmed = [result for result, workers in results.items() if workers > 1]
     if len(confirmed) == 1:
         return _wrong((worker for worker, mine in said.items() if set(mine) != set(confirmed)), confirmed[0])
     if confirmed:
-        return Judgement(finding=Finding.UNDECIDED)
+        return Judgement(finding=AuditFinding.UNDECIDED)
     return _unconfirmed(said, others)
 
 
 def _unconfirmed(said: Mapping[WorkerId, list[str]], others: tuple[WorkerId, ...]) -> Judgement:
     """No result is claimed by two workers."""
     if others:
-        return Judgement(finding=Finding.ASK, ask=others[:1])
+        return Judgement(finding=AuditFinding.ASK, ask=others[:1])
     if once := sorted(worker for worker, mine in said.items() if len(mine) == 1):
-        return Judgement(finding=Finding.ASK, ask=tuple(once))
+        return Judgement(finding=AuditFinding.ASK, ask=tuple(once))
     wavering = [worker for worker, mine in said.items() if len(set(mine)) > 1]
     if len(said) == 1:
-        return Judgement(finding=Finding.UNSTEADY)
-    return _wrong(wavering) if wavering else Judgement(finding=Finding.UNDECIDED)
+        return Judgement(finding=AuditFinding.UNSTEADY)
+    return _wrong(wavering) if wavering else Judgement(finding=AuditFinding.UNDECIDED)
 
 
 def _wrong(workers: Iterable[WorkerId], right: str | None = None) -> Judgement:
-    return Judgement(finding=Finding.WRONG, wrong=tuple(sorted(workers)), right=right)
+    return Judgement(finding=AuditFinding.WRONG, wrong=tuple(sorted(workers)), right=right)
 
 
 @dataclass(frozen=True, slots=True)

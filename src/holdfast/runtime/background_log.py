@@ -21,7 +21,7 @@ from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.transport.framing import bytes_of
 from holdfast.storage.blobs import BlobStore
 from holdfast.storage.tensorlog.chunks import collect
-from holdfast.storage.tensorlog.records import Key, Logged, Precision
+from holdfast.storage.tensorlog.records import Key, LoggedTensor, Precision
 from holdfast.storage.tensorlog.writer import LogWriter
 
 __all__ = ["BackgroundLog", "LogCondition", "LogReport", "When", "tensor_of"]
@@ -147,6 +147,9 @@ class BackgroundLog:
         self._writer, self._most_bytes, self._when, self._tell = writer, most_bytes, when, tell
         self._sender = None if store is None else ChunkSender(writer, store, self._told)
         self._send_all = send_all
+        # Everything below is read and changed under `_changed`, by the thread that trains and by the one that writes.
+        # `_writer` has one user at a time: the writing thread, or, with `BEFORE_SENDING`, whoever holds `_writing`.
+        # `_tell` and the writer are never called with `_changed` held: they may wait for a disk.
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._work: deque[_Tensor | _End | _Act] = deque()
@@ -410,7 +413,7 @@ def _stored(key: Key, tensor: torch.Tensor, precision: Precision) -> tuple[str, 
     return spec_of(tensor).dtype, bytes_of(tensor).data
 
 
-def tensor_of(logged: Logged) -> torch.Tensor:
+def tensor_of(logged: LoggedTensor) -> torch.Tensor:
     """Returns a logged tensor, of the type in which it was sent.
 
     Raises:

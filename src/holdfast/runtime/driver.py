@@ -59,8 +59,8 @@ from holdfast.protocol.effects import (
     Written,
 )
 from holdfast.protocol.executor import (
-    Audit,
-    Committed,
+    AskPrepared,
+    AuditSample,
     Expect,
     FinishReduce,
     Give,
@@ -68,9 +68,9 @@ from holdfast.protocol.executor import (
     Kept,
     PollReduce,
     Reach,
-    Ready,
     Run,
     StartReduce,
+    StepCommitted,
     Take,
 )
 from holdfast.protocol.progress_monitor import WAITS, ProgressMonitor, heartbeat
@@ -326,7 +326,7 @@ class Driver:
         match effect:
             case Run():
                 return self._run(effect)
-            case Audit(layer=layer, microbatch=number, message=message, times=times):
+            case AuditSample(layer=layer, microbatch=number, message=message, times=times):
                 return self.protocol.stage.audit(layer, number, message, times)
             case Take(receive=receive, step=step):
                 return (yield self._taken(receive, step))
@@ -341,9 +341,9 @@ class Driver:
             case Expect(receives=receives):
                 self._upcoming.extend(receives)
                 return self._post()
-            case Ready():
+            case AskPrepared():
                 return None if self._prepared is None else self._prepared.plan
-            case Committed():
+            case StepCommitted():
                 return self._committed(effect)
             case Keep() | Kept() | Flush() | Consult() | Consulted():
                 return (yield from self._perform_of_logs(effect))
@@ -536,7 +536,7 @@ class Driver:
                 what = f"step {asked.step} was not asked for within {self.outside_s:g} s (control.outside_s)"
                 raise WorkFailed(WorkPhase.SCRIPT, TimeoutError(what))
 
-    def _committed(self, committed: Committed) -> None:
+    def _committed(self, committed: StepCommitted) -> None:
         """Logs the step, and has the coordinator know how fast a first one was."""
         if not self.monitor.warm:
             self.monitor.warm_up()

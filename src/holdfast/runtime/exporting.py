@@ -21,7 +21,7 @@ from holdfast.config.load import load_job
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, load_layer
 from holdfast.runtime.engine.build import build_optimizer
-from holdfast.runtime.loop.prepared import Told, told_state
+from holdfast.runtime.loop.prepared import ToldState, told_state
 from holdfast.runtime.resume import parse_resume
 from holdfast.runtime.rundir import job_files
 from holdfast.storage.blobs import open_store, synchronise
@@ -123,7 +123,7 @@ def _of_script(states: Sequence[LayerState]) -> Exported:
         name: value for state in states for name, value in (*state.parameters.items(), *state.buffers.items())
     }
     entries = {name: entry for state in states for name, entry in state.optimizer.items()}
-    told, names = told_state(Told(last.extra, last.extra_tensors)), last.about.get("names")
+    told, names = told_state(ToldState(last.extra, last.extra_tensors)), last.about.get("names")
     known = last.about.get("groups")
     notes = () if known is not None else ("an older Holdfast made it, which told no names by optimizer: none is there",)
     pairs = zip(told["groups"], known or (), strict=known is not None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.control.messages import Message, StepDone
 from holdfast.core.schedule import Op
 from holdfast.errors import InternalError
-from holdfast.protocol.executor import Committed
+from holdfast.protocol.executor import StepCommitted
 from holdfast.protocol.span_recorder import SpanRecorder, add_span
 from holdfast.protocol.worker import WorkerProtocol, mean_loss
 from holdfast.runtime.transport.port import Sent
@@ -64,7 +64,7 @@ class StepRecord:
             event = StepOmitted(worker=str(message.worker), generation=message.generation, step=message.step)
             self.log.write(self.clock(), event)
 
-    def committed(self, committed: Committed, sent: Sent) -> None:
+    def committed(self, committed: StepCommitted, sent: Sent) -> None:
         """Logs a step.
 
         Args:
@@ -96,7 +96,7 @@ class StepRecord:
         self.log.write(self.clock(), event)
         self.clear()
 
-    def _check_order(self, committed: Committed) -> None:
+    def _check_order(self, committed: StepCommitted) -> None:
         """What was run must be what the plan ordered, or what was left of a step that was interrupted."""
         ordered = committed.order
         if ordered is not None and committed.ops != ordered:

@@ -212,6 +212,8 @@ class _Reading:
     def __init__(self, readers: list[LogReader], consult: Consult, *, compares: bool) -> None:
         self._readers, self._consult, self._compares = readers, consult, compares
         self._found: queue.Queue[_Step | Exception] = queue.Queue(maxsize=_AHEAD)
+        # The readers are the thread's alone; what it found goes over by the queue, which holds it `_AHEAD` steps ahead
+        # at most.
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="replay-reader", daemon=True).start()
 

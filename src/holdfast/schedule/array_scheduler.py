@@ -67,10 +67,10 @@ def array_schedule(
     Cost: some 0.2 ms per moment at which something starts or ends, and 0.1 µs per operation.
     """
     limits = limits or [problem.num_visits] * problem.num_groups
-    return _Simulation(problem, patience, limits, eager, precedence(problem, ahead), forward_first).run()
+    return _ArraySimulation(problem, patience, limits, eager, precedence(problem, ahead), forward_first).run()
 
 
-class _Simulation:
+class _ArraySimulation:
     """All workers as arrays: column w is worker w, row k is kind k (F, I or B, W)."""
 
     def __init__(

@@ -15,7 +15,7 @@ from holdfast.core.profile import Costs, StageCosts, unit_costs
 from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
 from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.errors import ConfigError
-from holdfast.schedule.list_scheduler import Turns, list_schedule
+from holdfast.schedule.list_scheduler import Alternation, list_schedule
 from holdfast.schedule.problem import Problem, orders_of, routes_problem
 from holdfast.schedule.timing import measure
 
@@ -89,13 +89,17 @@ def one_f_one_b(
     if _is_unshared(routes):
         return _classic(routes, problem, _limits(problem, limit, {}))
     limits = _limits(problem, limit, {} if home is None else _ahead(home))
-    ended = [found for turns in (Turns.READY, Turns.GUESTS) if (found := _in_turns(problem, limits, turns)) is not None]
-    if not ended and (found := _in_turns(problem, limits, Turns.IN_ORDER)) is not None:
+    ended = [
+        found
+        for turns in (Alternation.READY, Alternation.GUESTS)
+        if (found := _in_turns(problem, limits, turns)) is not None
+    ]
+    if not ended and (found := _in_turns(problem, limits, Alternation.IN_ORDER)) is not None:
         ended = [found]
     return min(ended, key=lambda found: found[0])[1] if ended else _one_by_one(placement, routes)
 
 
-def _in_turns(problem: Problem, limits: Sequence[int], turns: Turns) -> tuple[float, Orders] | None:
+def _in_turns(problem: Problem, limits: Sequence[int], turns: Alternation) -> tuple[float, Orders] | None:
     """Returns the makespan and the orders; None if workers wait for one another's room for ever."""
     schedule = list_schedule(problem, range(problem.num_operations), limits=limits, turns=turns)
     if len(schedule.sequence) < problem.num_operations:

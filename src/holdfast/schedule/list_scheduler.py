@@ -8,14 +8,14 @@ from enum import Enum, auto
 from holdfast.schedule.engine import Schedule, StartRules, ranked, simulate
 from holdfast.schedule.problem import Problem
 
-__all__ = ["Turns", "list_schedule", "plain_urgency", "precedence"]
+__all__ = ["Alternation", "list_schedule", "plain_urgency", "precedence"]
 
 
 _BEHIND = 1 << 40
 """More moments than any step has."""
 
 
-class Turns(Enum):
+class Alternation(Enum):
     """1F1B's rule: a free worker starts an F after a B, and a B after an F; the other one where that cannot be.
 
     Of several B that are ready comes the one that was ready first, then the more urgent one.
@@ -75,7 +75,7 @@ def list_schedule(
     *,
     patience: float = 0.0,
     limits: Sequence[int] | None = None,
-    turns: Turns | None = None,
+    turns: Alternation | None = None,
 ) -> Schedule:
     """Returns the schedule in which every free worker starts the most urgent operation that is ready.
 
@@ -96,7 +96,7 @@ def list_schedule(
     """
     visits, order = problem.num_visits, list(urgency)
     rank = ranked(order)
-    if turns is Turns.GUESTS:
+    if turns is Alternation.GUESTS:
         for microbatch, journey in zip(problem.microbatches, problem.journeys, strict=True):
             for visit in journey:
                 at_home = problem.workers[problem.worker_of[visit]].pipeline == microbatch.pipeline
@@ -108,7 +108,7 @@ def list_schedule(
         patience=patience,
         patient=(order[0] >= visits, False, True),
         turns=turns is not None,
-        first_come=turns is not Turns.IN_ORDER,
-        keeps_room=turns is Turns.IN_ORDER,
+        first_come=turns is not Alternation.IN_ORDER,
+        keeps_room=turns is Alternation.IN_ORDER,
     )
     return simulate(problem.operations, rules)

@@ -25,7 +25,7 @@ from holdfast.planning.training import Terms, planned_grid, planned_routes, regu
 from holdfast.schedule.builders import home_plan
 
 __all__ = [
-    "Planned",
+    "JobPlans",
     "grid_of",
     "healthy_plan",
     "in_flight_of",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class JobPlans:
     """What is planned before training.
 
     Attributes:

@@ -8,14 +8,14 @@ from holdfast.planning.planner import Technique
 from holdfast.planning.replays import Logging, grouped
 from holdfast.recovery.audit import Sampling
 from holdfast.recovery.rules import JobRules
-from holdfast.settings.planning import Planned
+from holdfast.settings.planning import JobPlans
 
 __all__ = ["rules_of", "sampling_of"]
 
 
 def rules_of(
     job: Job,
-    planned: Planned,
+    planned: JobPlans,
     *,
     ties: tuple[tuple[int, ...], ...],
     nodes: tuple[tuple[WorkerId, ...], ...],

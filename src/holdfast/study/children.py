@@ -18,7 +18,7 @@ from holdfast.runtime.engine.build import probe
 from holdfast.runtime.main.lookups import answering
 from holdfast.study.outcomes import Baseline, Held, Outcome, Spent, load, points, save
 from holdfast.study.places import baseline_file, outcome_file, state_folder
-from holdfast.study.scenarios import EXACT, Scenario, steps_per_epoch
+from holdfast.study.scenarios import EXACT, StudyScenario, steps_per_epoch
 from holdfast.study.trainer import Split, Trainer, load_states, save_states
 
 __all__ = ["run_baseline", "run_scenario"]
@@ -44,7 +44,7 @@ def run_baseline(job: Job, seed: int, at: tuple[int, ...], out: str, answer: Con
     answering(answer, work)
 
 
-def run_scenario(job: Job, scenario: Scenario, began: float, out: str, answer: Connection) -> None:
+def run_scenario(job: Job, scenario: StudyScenario, began: float, out: str, answer: Connection) -> None:
     """Has one failure answered from the state before it; sends ``ok``, or what is wrong.
 
     Args:
@@ -114,7 +114,7 @@ def _baseline(job: Job, at: tuple[int, ...], out: Path) -> Baseline:
     )
 
 
-def _struck(job: Job, scenario: Scenario, out: Path) -> Outcome:
+def _struck(job: Job, scenario: StudyScenario, out: Path) -> Outcome:
     split, at = Split(job), scenario.at
     before = load_states(state_folder(out, scenario.seed, at))
     without, with_it = [], []
@@ -139,7 +139,7 @@ def _gone_on(trainer: Trainer, at: int, steps: int) -> tuple[Held, ...]:
     return tuple(after)
 
 
-def _unchanged(scenario: Scenario, digest: str, out: Path) -> tuple[Held, ...]:
+def _unchanged(scenario: StudyScenario, digest: str, out: Path) -> tuple[Held, ...]:
     """What comes of weights that are the baseline's: the same."""
     baseline = load(baseline_file(out, scenario.seed), Baseline)
     if baseline is None:
@@ -150,7 +150,7 @@ def _unchanged(scenario: Scenario, digest: str, out: Path) -> tuple[Held, ...]:
 
 
 def _timed(
-    job: Job, split: Split, scenario: Scenario | None, at: int, before: list[LayerState]
+    job: Job, split: Split, scenario: StudyScenario | None, at: int, before: list[LayerState]
 ) -> tuple[Trainer, float]:
     """A trainer that has made step ``at``, and the processor seconds of that."""
     trainer = Trainer(job, split, scenario)
@@ -158,7 +158,7 @@ def _timed(
     return trainer, _spent(lambda: trainer.run(at)).cpu_s
 
 
-def _restarted(job: Job, scenario: Scenario, began: float, out: Path) -> Outcome:
+def _restarted(job: Job, scenario: StudyScenario, began: float, out: Path) -> Outcome:
     """From the checkpoint that the epoch began with: the same bits, once all mini-batches since are made again."""
     trainer = Trainer(job, split := Split(job))
     init = Spent(wall_s=time.monotonic() - began, cpu_s=time.process_time())
@@ -178,7 +178,7 @@ def _restarted(job: Job, scenario: Scenario, began: float, out: Path) -> Outcome
 
 
 def _outcome(
-    scenario: Scenario, after: tuple[Held, ...], digest: str, minibatch_s: float, baseline_s: float
+    scenario: StudyScenario, after: tuple[Held, ...], digest: str, minibatch_s: float, baseline_s: float
 ) -> Outcome:
     return Outcome(
         seed=scenario.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.study.scenarios import Scenario
+from holdfast.study.scenarios import StudyScenario
 
 __all__ = ["baseline_file", "outcome_file", "state_folder"]
 
@@ -14,7 +14,7 @@ def baseline_file(out: Path, seed: int) -> Path:
     return out / f"seed-{seed}" / "baseline.json"
 
 
-def outcome_file(out: Path, scenario: Scenario) -> Path:
+def outcome_file(out: Path, scenario: StudyScenario) -> Path:
     """Returns where what came of a scenario is."""
     return out / scenario.path
 

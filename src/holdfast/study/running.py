@@ -13,17 +13,17 @@ from holdfast.config.job import Job
 from holdfast.config.load import dump_job
 from holdfast.errors import ConfigError, InternalError
 from holdfast.runtime.node.children import Children
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 from holdfast.runtime.node.forks import FORKS
 from holdfast.runtime.rundir import RunDirLock
 from holdfast.study.outcomes import Baseline, Outcome, load
 from holdfast.study.places import baseline_file, outcome_file, state_folder
-from holdfast.study.scenarios import Scenario, Study
+from holdfast.study.scenarios import Study, StudyScenario
 
 __all__ = ["Records", "claim", "run_study"]
 
-BASELINE = Entry("baseline", "holdfast.study.children:run_baseline")
-SCENARIO = Entry("scenario", "holdfast.study.children:run_scenario")
+BASELINE = EntryPoint("baseline", "holdfast.study.children:run_baseline")
+SCENARIO = EntryPoint("scenario", "holdfast.study.children:run_scenario")
 _SIDE_BY_SIDE = 2
 _JOB = "job.yaml"
 _BEGUN = {"lock", "job.part"}
@@ -117,7 +117,7 @@ def _all_steps(out: Path, seed: int, steps: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({*steps, *(found.before if found is not None else ())}))
 
 
-def _next(missing: list[int], waiting: list[Scenario], running: set[int]) -> int | Scenario | None:
+def _next(missing: list[int], waiting: list[StudyScenario], running: set[int]) -> int | StudyScenario | None:
     """Takes out what can begin: a scenario whose baseline is there, else a baseline."""
     for each in waiting:
         if each.seed not in missing and each.seed not in running:
@@ -131,17 +131,17 @@ class _Processes(contextlib.AbstractContextManager["_Processes"]):
 
     def __init__(self) -> None:
         self._children = Children()
-        self.running: dict[Connection, int | Scenario] = {}
+        self.running: dict[Connection, int | StudyScenario] = {}
 
     @property
     def seeds(self) -> set[int]:
         """Of the baselines that are being computed."""
         return {task for task in self.running.values() if isinstance(task, int)}
 
-    def start(self, job: Job, task: int | Scenario, study: Study, out: Path) -> None:
+    def start(self, job: Job, task: int | StudyScenario, study: Study, out: Path) -> None:
         """Starts a baseline, by its seed, or a scenario."""
         ours, theirs = FORKS.Pipe(duplex=False)
-        if isinstance(task, Scenario):
+        if isinstance(task, StudyScenario):
             child = self._children.start(SCENARIO, job, task, time.monotonic(), str(out), theirs, name=SCENARIO.name)
         else:
             steps = _all_steps(out, task, study.at)
@@ -163,7 +163,7 @@ class _Processes(contextlib.AbstractContextManager["_Processes"]):
             except EOFError:
                 kind, text = "bug", "it ended without an answer"
             answer.close()
-            what = task.path if isinstance(task, Scenario) else f"baseline of seed {task}"
+            what = task.path if isinstance(task, StudyScenario) else f"baseline of seed {task}"
             if kind == "error":
                 raise ConfigError(text if isinstance(task, int) else f"{what}: {text}")
             if kind != "ok":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holdfast.config.job import Job
 from holdfast.errors import ConfigError
 
-__all__ = ["EXACT", "STRATEGIES", "Scenario", "Study", "check", "name_of", "plan_study", "steps_per_epoch"]
+__all__ = ["EXACT", "STRATEGIES", "StudyScenario", "Study", "check", "name_of", "plan_study", "steps_per_epoch"]
 
 STRATEGIES = ("adaptive", "lossy-forward", "rollback", "skip", "checkpoint-restart")
 """Those that can be compared, in the order in which they are told."""
@@ -30,7 +30,7 @@ def name_of(strategy: str, progress: int | None, survivors: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class StudyScenario:
     """One failure, and what answers it.
 
     Attributes:
@@ -88,15 +88,15 @@ class Study:
             if len(set(told)) < len(told):
                 raise ConfigError(f"--{name}: expected each once, got {','.join(map(str, told))}")
 
-    def scenarios(self, seed: int, at: int) -> Iterator[Scenario]:
+    def scenarios(self, seed: int, at: int) -> Iterator[StudyScenario]:
         """Yields what is compared at one step of one run."""
         for strategy in self.strategies:
             for progress in self.progress if strategy in _BY_PROGRESS else (None,):
                 for survivors in self.survivors if strategy in _BY_SURVIVORS else (None,):
-                    yield Scenario(seed=seed, at=at, strategy=strategy, progress=progress, survivors=survivors)
+                    yield StudyScenario(seed=seed, at=at, strategy=strategy, progress=progress, survivors=survivors)
 
     @property
-    def every(self) -> tuple[Scenario, ...]:
+    def every(self) -> tuple[StudyScenario, ...]:
         """All that is compared."""
         return tuple(each for seed in self.seeds for at in self.at for each in self.scenarios(seed, at))
 

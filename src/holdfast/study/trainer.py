@@ -33,7 +33,7 @@ from holdfast.runtime.loop.prepared import prepare
 from holdfast.runtime.loop.session import Runner, Step
 from holdfast.runtime.loop.turns import Item
 from holdfast.study.outcomes import Held
-from holdfast.study.scenarios import EXACT, Scenario, steps_per_epoch
+from holdfast.study.scenarios import EXACT, StudyScenario, steps_per_epoch
 
 __all__ = ["Split", "Trainer", "load_states", "save_states"]
 
@@ -90,7 +90,7 @@ class Trainer:
         scenario: what fails; None: nothing does.
     """
 
-    def __init__(self, job: Job, split: Split, scenario: Scenario | None = None) -> None:
+    def __init__(self, job: Job, split: Split, scenario: StudyScenario | None = None) -> None:
         built = build_model(job)
         self._loss, self._split = built.loss, split
         retie(built.layers, built.ties)
@@ -200,7 +200,7 @@ class _Items:
         self._result = result
 
 
-def _in_vain(job: Job, scenario: Scenario | None) -> dict[int, range]:
+def _in_vain(job: Job, scenario: StudyScenario | None) -> dict[int, range]:
     """By step, the micro-batches whose gradients are lost with their workers, and which others compute once more."""
     if scenario is None or scenario.strategy != "adaptive":
         return {}
@@ -209,7 +209,7 @@ def _in_vain(job: Job, scenario: Scenario | None) -> dict[int, range]:
 
 
 def _failing(
-    optimizer: torch.optim.Optimizer, scenario: Scenario | None, workers: int
+    optimizer: torch.optim.Optimizer, scenario: StudyScenario | None, workers: int
 ) -> torch.optim.Optimizer | SimulatedFailure:
     if scenario is None or scenario.strategy in EXACT:
         return optimizer

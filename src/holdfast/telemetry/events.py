@@ -545,6 +545,9 @@ class EventLog:
         self._told: set[str] = set()
         self._missing, self._missed_at = 0, 0.0
         self._why = ""
+        # Any thread of this process may write: everything here but `path` is used under the lock, so that a line and
+        # the one about what is missing before it stay together. Other processes write to the same file: one `write` is
+        # one line.
         self._lock = threading.Lock()
         self._file: int | None = None
         self._strays: list[_Stray] = []

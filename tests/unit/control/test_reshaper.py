@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.control.membership import Handover, Improved, Stay, Unadvised
-from holdfast.control.membership.running import Refused
+from holdfast.control.membership.running import RefusedMove
 from holdfast.control.messages import Exited, Hello, Leaving, StartWorker, WorkerOffer
 from holdfast.control.reshaper import Reshaper
 from holdfast.core.ids import WorkerId
@@ -118,7 +118,7 @@ def test_it_goes_at_once_if_nothing_is_better_or_nobody_can_be_asked(why):
 def test_it_goes_at_once_if_that_grid_could_not_be_become_before():
     going = advised().give(Leaving(worker=W12))
     (news,) = Reshaper(SHAPES).news(going.state)
-    refused = Refused(grid=news.offer.grid, absent=frozenset(), why="it was tried")
+    refused = RefusedMove(grid=news.offer.grid, absent=frozenset(), why="it was tried")
     going.state = replace(going.state, prospects=replace(going.state.prospects, refused=refused))
     going.give(news)
     assert W12 not in going.state.running.upcoming.plan.workers

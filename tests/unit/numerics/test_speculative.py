@@ -47,7 +47,7 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
         if step and not stands(stages, vote):
             redone.append(step - 1)
             for stage in stages:
-                stage.roll_back()
+                stage.remake_update()
                 stage.begin(step)
         else:
             for stage in stages:
@@ -62,7 +62,7 @@ def train_ahead(job: Any, ranges: list[tuple[int, int]], begun: int) -> tuple[li
     if not stands(stages, vote):
         redone.append(STEPS - 1)
         for stage in stages:
-            stage.roll_back()
+            stage.remake_update()
     return stages, redone
 
 
@@ -107,7 +107,7 @@ def test_a_step_taken_back_is_not_presumed_any_more() -> None:
     with pytest.raises(InternalError, match="no step is speculative"):
         stage.settle(vote)
     with pytest.raises(InternalError, match="no step is speculative"):
-        stage.roll_back()
+        stage.remake_update()
 
 
 def test_nothing_can_be_presumed_outside_a_step() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.planning.groups.chain import Chain
+from holdfast.planning.groups.chain import MachineChain
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
 
@@ -19,7 +19,7 @@ LIMITS = sorted(map(float, FACTS["table7"]))
 
 
 def vit(limit, boundary=ONE_WAY):
-    return Chain(
+    return MachineChain(
         compute_s=tuple(FACTS["vit_compute_s"]),
         boundary_bytes=(boundary,) * 15,
         bandwidth=FACTS["bandwidth"],
@@ -63,7 +63,7 @@ def test_exact_groups_are_no_worse_than_those_that_were_printed(limit):
     assert best.storage_bytes <= limit
 
 
-SMALL = Chain(compute_s=(1, 2, 3, 4), boundary_bytes=(10, 20, 30), bandwidth=10, interval=2, limit_bytes=80)
+SMALL = MachineChain(compute_s=(1, 2, 3, 4), boundary_bytes=(10, 20, 30), bandwidth=10, interval=2, limit_bytes=80)
 
 
 def test_what_groups_come_to():
@@ -92,31 +92,33 @@ def test_parallel_groups_are_divided_by_the_copies_that_there_is_room_for():
 
 @pytest.mark.parametrize("make", [best_groups, greedy_groups])
 def test_ties_go_to_the_lowest_index(make):
-    alike = Chain(compute_s=(1.0,) * 6, boundary_bytes=(1,) * 5, bandwidth=1, interval=1, limit_bytes=3)
+    alike = MachineChain(compute_s=(1.0,) * 6, boundary_bytes=(1,) * 5, bandwidth=1, interval=1, limit_bytes=3)
     assert make(alike).groups == ((0, 1), (2, 3), (4,), (5,))
 
 
 def test_what_is_equal_in_decimals_is_equal():
-    chain = Chain(compute_s=(0.3, 0.0, 0.1, 0.2), boundary_bytes=(1, 0, 1), bandwidth=1, interval=1, limit_bytes=1)
+    chain = MachineChain(
+        compute_s=(0.3, 0.0, 0.1, 0.2), boundary_bytes=(1, 0, 1), bandwidth=1, interval=1, limit_bytes=1
+    )
     assert best_groups(chain).groups == greedy_groups(chain).groups == ((0, 1), (2,), (3,))
 
 
 @pytest.mark.parametrize("make", [best_groups, greedy_groups, lambda chain: authors_groups(chain, 7)])
 def test_boundaries_of_no_bytes_do_not_merge(make):
-    chain = Chain(compute_s=(0, 0, 0, 0), boundary_bytes=(5, 0, 5), bandwidth=1, interval=1, limit_bytes=0)
+    chain = MachineChain(compute_s=(0, 0, 0, 0), boundary_bytes=(5, 0, 5), bandwidth=1, interval=1, limit_bytes=0)
     assert make(chain).groups == ((0, 1), (2, 3))
     assert make(chain).storage_bytes == 0
 
 
 @pytest.mark.parametrize("make", [best_groups, greedy_groups, lambda chain: authors_groups(chain, 7)])
 def test_one_machine_is_one_group(make):
-    chain = Chain(compute_s=(2.5,), boundary_bytes=(), bandwidth=1, interval=1, limit_bytes=0)
+    chain = MachineChain(compute_s=(2.5,), boundary_bytes=(), bandwidth=1, interval=1, limit_bytes=0)
     found = make(chain)
     assert (found.groups, found.recovery_s, found.storage_bytes) == (((0,),), 2.5, 0)
 
 
 def test_the_authors_rule_counts_an_entry_behind_the_last_machine():
-    chain = Chain(compute_s=(1, 1, 1), boundary_bytes=(2, 2), bandwidth=1, interval=1, limit_bytes=4)
+    chain = MachineChain(compute_s=(1, 1, 1), boundary_bytes=(2, 2), bandwidth=1, interval=1, limit_bytes=4)
     assert authors_groups(chain, 0).groups == ((0,), (1,), (2,))
     assert authors_groups(chain, 1).groups == ((0, 1), (2,))
     assert authors_groups(chain, 5).groups == ((0, 1, 2),)
@@ -126,7 +128,7 @@ def test_256_machines_take_no_time_to_speak_of():
     rng = random.Random(1)
     many = [rng.randint(10**8, 10**9) for _ in range(255)]
     compute = tuple(rng.uniform(1, 3) for _ in range(256))
-    chain = Chain(
+    chain = MachineChain(
         compute_s=compute, boundary_bytes=tuple(many), bandwidth=1e9, interval=7, limit_bytes=7 * sum(many) // 3
     )
     best, greedy = best_groups(chain), greedy_groups(chain)
@@ -158,7 +160,7 @@ def test_a_sum_of_bytes_that_nobody_can_find_is_given_up():
     """Recovery grows by the same time per byte wherever two machines merge, so any of 2^39 ways may be the best."""
     rng = random.Random(3)
     sizes = tuple(rng.randint(10**8, 10**9) for _ in range(39))
-    hard = Chain(
+    hard = MachineChain(
         compute_s=(0,) * 40, boundary_bytes=sizes, bandwidth=1e9, interval=1, limit_bytes=int(0.8 * sum(sizes))
     )
     with pytest.raises(ConfigError, match=r"ways to group the machines before .* may be the best"):

@@ -7,7 +7,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs
 from holdfast.errors import InternalError
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
-from holdfast.planning.planner import Engine, Technique, make_plan
+from holdfast.planning.planner import Solver, Technique, make_plan
 from holdfast.planning.solvers.process import given_of, suits
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 
@@ -41,11 +41,11 @@ def test_what_is_not_counted_is_the_list_schedulers_and_that_is_said():
     pytest.importorskip("ortools", reason="CP-SAT is not installed: pip install holdfast[solver]")
     grid, staggered = grid_of(costs="0.1234567,0.2,0.1", microbatches=6), Technique.STAGGERED
     options = {"time_limit_s": 5.0, "tries": 5}
-    made = {each: make_plan(grid, [WorkerId(0, 1)], staggered, engine=each, **options) for each in Engine}
+    made = {each: make_plan(grid, [WorkerId(0, 1)], staggered, engine=each, **options) for each in Solver}
     assert len({found.found for found in made.values()}) == 1
-    assert not made[Engine.LIST].optimal
-    assert "short times in whole numbers" in made[Engine.CP_SAT].note
-    assert made[Engine.AUTO].note == made[Engine.LIST].note == ""
+    assert not made[Solver.LIST].optimal
+    assert "short times in whole numbers" in made[Solver.CP_SAT].note
+    assert made[Solver.AUTO].note == made[Solver.LIST].note == ""
 
 
 def test_what_is_no_whole_number_is_never_given():

@@ -6,7 +6,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.instructions import Reduction
 from holdfast.core.schedule import Op, OpKind
-from holdfast.protocol.executor import Committed, FinishReduce, Reach
+from holdfast.protocol.executor import FinishReduce, Reach, StepCommitted
 from holdfast.protocol.span_recorder import SpanRecorder, add_span, resident_bytes
 
 
@@ -15,7 +15,7 @@ def finish(layer):
 
 
 UPDATE, COMMIT, VERDICT = (Reach(point, 3) for point in (Point.UPDATE, Point.COMMIT, Point.VERDICT))
-DONE = Committed(3, ())
+DONE = StepCommitted(3, ())
 
 
 @pytest.fixture

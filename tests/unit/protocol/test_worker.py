@@ -49,16 +49,16 @@ from holdfast.protocol.effects import (
     Serve,
 )
 from holdfast.protocol.executor import (
-    Committed,
+    AskPrepared,
     Execution,
     Expect,
     FinishReduce,
     Give,
     PollReduce,
     Reach,
-    Ready,
     Run,
     StartReduce,
+    StepCommitted,
     Take,
 )
 from holdfast.protocol.worker import WorkerProtocol
@@ -192,8 +192,8 @@ def label(effect):
             return f"poll {reduction.name}"
         case FinishReduce(reduction=reduction):
             return f"finish {reduction.name}"
-        case Committed():
-            return "committed"
+        case StepCommitted():
+            return "stepcommitted"
     return type(effect).__name__.lower()
 
 
@@ -216,9 +216,9 @@ def test_the_order_of_effects(tmp_path):
         "[start]", "expect",
         "RECV_ACT0.0<0.0", "F0.0", "B0.0", "SEND_GRAD0.0>0.0",
         "RECV_ACT0.1<0.0", "F0.1", "[forward]", "B0.1", "[backward]", "SEND_GRAD0.1>0.0",
-        "ready", "start L4", "[reduce]", "poll L4", "start L3", "poll L4", "finish L4", "finish L3",
+        "askprepared", "start L4", "[reduce]", "poll L4", "start L3", "poll L4", "finish L4", "finish L3",
         "SEND_VOTE0.0>0.0", "RECV_VERDICT0.0<0.0", "[verdict]",
-        "[update]", "[commit]", "committed", "StepDone",
+        "[update]", "[commit]", "stepcommitted", "StepDone",
     ]  # fmt: skip
     assert told[10:] == [*step, *step, "Finished", "listen", "Saved", "listen"]
 
@@ -325,7 +325,7 @@ def test_what_was_counted_once_is_not_counted_again(tmp_path):
 def test_what_was_known_of_a_step_that_is_run_again_is_not_told_any_more(tmp_path):
     """With other sums, as `fast` numerics may give them, the verdict would be another one."""
     told = [label(effect) for effect in Driver(LAST, tmp_path).run().effects]
-    second_commit = told.index("[commit]", told.index("committed"))
+    second_commit = told.index("[commit]", told.index("stepcommitted"))
     once = {second_commit: StaleGeneration(1, 2)}
     told = [label(effect) for effect in Driver(LAST, tmp_path, once).run().effects]
     third_commit = told.index("[commit]", second_commit + 1)
@@ -474,7 +474,7 @@ def test_checkpoints_are_pinned_between_steps_and_saving_is_told_after_they_are_
     pins = [effect for effect in effects if isinstance(effect, Pin)]
     assert pins == [Pin(1, 1, layers), Pin(1, 2, layers)], "none of step 0, one after the last step"
     assert effects[effects.index(pins[0]) + 1] == Reach(Point.START, 1)
-    assert isinstance(effects[effects.index(pins[0]) - 1], Committed | Report)
+    assert isinstance(effects[effects.index(pins[0]) - 1], StepCommitted | Report)
     told = [effect for effect in effects if isinstance(effect, Report) and isinstance(effect.message, Finished | Saved)]
     assert [(type(effect.message), effect.when_written) for effect in told] == [(Finished, False), (Saved, True)]
     assert effects.index(pins[1]) < effects.index(told[0])
@@ -510,7 +510,7 @@ class Crosser(Driver):
 
     def _perform(self, effect):
         match effect:
-            case Ready():
+            case AskPrepared():
                 return self.prepared and self.prepared.plan
             case Boundary():
                 install, self.prepared = self.prepared, None
@@ -524,7 +524,7 @@ class Crosser(Driver):
 
 def after_first_step(driver):
     told = [label(effect) for effect in driver.effects]
-    return told[told.index("committed") + 1 :]
+    return told[told.index("stepcommitted") + 1 :]
 
 
 def test_a_boundary_is_crossed_between_two_steps_without_a_word_to_the_coordinator_before(tmp_path):
@@ -653,7 +653,7 @@ class Entering(Driver):
                 self._started[reduction] = value + self.peer.message(reduction.layers, 0)
                 self.peer.accept(reduction.layers, self._started[reduction])
                 return None
-            case Committed():
+            case StepCommitted():
                 self.conclude()
             case Fetched():
                 return self.copied if self.protocol.execution and self.protocol.execution.step == 2 else None
@@ -681,7 +681,7 @@ def test_who_enters_takes_part_in_reductions_until_its_state_is_there(tmp_path):
     assert fetch == Fetch(3, {3: (LAST,), 4: (LAST,)})
     starts = [index for index, text in enumerate(told) if text == "[start]"]
     before = [told[index - 1] for index in starts]
-    assert before == ["fetched", "fetched", "CaughtUp", "committed"]
+    assert before == ["fetched", "fetched", "CaughtUp", "stepcommitted"]
     assert not [text for text in told if text[0] in "FBIW" and text[1].isdigit()], "it computes nothing"
 
 
@@ -689,7 +689,7 @@ class Willing(Entering):
     """The next generation is prepared here from the beginning on."""
 
     def _perform(self, effect):
-        return TWO if isinstance(effect, Ready) else super()._perform(effect)
+        return TWO if isinstance(effect, AskPrepared) else super()._perform(effect)
 
 
 def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):

@@ -18,8 +18,8 @@ from holdfast.errors import ConfigError
 from holdfast.optim.digest import tensors_sha256
 from holdfast.recovery import audit
 from holdfast.recovery.audit import (
+    AuditFinding,
     Claim,
-    Finding,
     Sample,
     Sampling,
     Strikes,
@@ -44,32 +44,32 @@ def found(said, others=()):
 
 def test_two_that_agree():
     judgement = judge(claims((A, "x"), (B, "x")), (C,))
-    assert (judgement.finding, judgement.right) == (Finding.AGREED, "x")
+    assert (judgement.finding, judgement.right) == (AuditFinding.AGREED, "x")
 
 
 @pytest.mark.parametrize(
     ("said", "others", "expected"),
     [
-        ([(A, "x")], (B, C), (Finding.ASK, (B,))),
-        ([(A, "x"), (B, "y")], (C, D), (Finding.ASK, (C,))),
-        ([(A, "x"), (B, "y"), (C, "y")], (), (Finding.WRONG, (A,))),
-        ([(A, "x"), (B, "y"), (C, "x")], (D,), (Finding.WRONG, (B,))),
-        ([(A, "x"), (B, "y"), (C, "z")], (D,), (Finding.ASK, (D,))),
-        ([(A, "x"), (B, "y"), (C, "z"), (D, "z")], (), (Finding.WRONG, (A, B))),
-        ([(A, "x"), (B, "y"), (C, "z")], (), (Finding.ASK, (A, B, C))),
+        ([(A, "x")], (B, C), (AuditFinding.ASK, (B,))),
+        ([(A, "x"), (B, "y")], (C, D), (AuditFinding.ASK, (C,))),
+        ([(A, "x"), (B, "y"), (C, "y")], (), (AuditFinding.WRONG, (A,))),
+        ([(A, "x"), (B, "y"), (C, "x")], (D,), (AuditFinding.WRONG, (B,))),
+        ([(A, "x"), (B, "y"), (C, "z")], (D,), (AuditFinding.ASK, (D,))),
+        ([(A, "x"), (B, "y"), (C, "z"), (D, "z")], (), (AuditFinding.WRONG, (A, B))),
+        ([(A, "x"), (B, "y"), (C, "z")], (), (AuditFinding.ASK, (A, B, C))),
         # two owners: both repeat
-        ([(A, "x"), (B, "y")], (), (Finding.ASK, (A, B))),
-        ([(A, "x"), (B, "y"), (A, "y")], (), (Finding.WRONG, (A,))),
-        ([(A, "x"), (B, "y"), (A, "y"), (B, "y")], (), (Finding.WRONG, (A,))),
-        ([(A, "x"), (B, "y"), (A, "x"), (B, "z")], (), (Finding.WRONG, (B,))),
-        ([(A, "x"), (B, "y"), (A, "x"), (B, "y")], (), (Finding.UNDECIDED, ())),
-        ([(A, "x"), (B, "y"), (A, "y"), (B, "x")], (), (Finding.UNSTEADY, ())),
-        ([(A, "x"), (B, "y"), (C, "x"), (A, "y"), (B, "x"), (C, "x")], (), (Finding.UNSTEADY, ())),
-        ([(A, "x"), (B, "y"), (A, "v"), (B, "w")], (), (Finding.UNSTEADY, ())),
+        ([(A, "x"), (B, "y")], (), (AuditFinding.ASK, (A, B))),
+        ([(A, "x"), (B, "y"), (A, "y")], (), (AuditFinding.WRONG, (A,))),
+        ([(A, "x"), (B, "y"), (A, "y"), (B, "y")], (), (AuditFinding.WRONG, (A,))),
+        ([(A, "x"), (B, "y"), (A, "x"), (B, "z")], (), (AuditFinding.WRONG, (B,))),
+        ([(A, "x"), (B, "y"), (A, "x"), (B, "y")], (), (AuditFinding.UNDECIDED, ())),
+        ([(A, "x"), (B, "y"), (A, "y"), (B, "x")], (), (AuditFinding.UNSTEADY, ())),
+        ([(A, "x"), (B, "y"), (C, "x"), (A, "y"), (B, "x"), (C, "x")], (), (AuditFinding.UNSTEADY, ())),
+        ([(A, "x"), (B, "y"), (A, "v"), (B, "w")], (), (AuditFinding.UNSTEADY, ())),
         # one owner: it repeats, and says of itself only whether it does
-        ([(A, "x")], (), (Finding.ASK, (A,))),
-        ([(A, "x"), (A, "x")], (), (Finding.AGREED, ())),
-        ([(A, "x"), (A, "y")], (), (Finding.UNSTEADY, ())),
+        ([(A, "x")], (), (AuditFinding.ASK, (A,))),
+        ([(A, "x"), (A, "x")], (), (AuditFinding.AGREED, ())),
+        ([(A, "x"), (A, "y")], (), (AuditFinding.UNSTEADY, ())),
     ],
 )
 def test_who_is_wrong(said, others, expected):
@@ -78,7 +78,7 @@ def test_who_is_wrong(said, others, expected):
 
 def test_what_was_computed_of_something_else_proves_nothing():
     one, other = Claim(worker=A, inputs="i", result="x"), Claim(worker=B, inputs="j", result="y")
-    assert judge((one, other), (C,)).finding is Finding.INPUTS
+    assert judge((one, other), (C,)).finding is AuditFinding.INPUTS
 
 
 def test_nobody_claims_anything():
@@ -187,7 +187,7 @@ def audited(workers, number):
     left = [worker.worker for worker in workers[1:]]
     by_name = {worker.worker: worker for worker in workers}
     made = [workers[0].claim(number)]
-    while (judgement := judge(tuple(made), tuple(left))).finding is Finding.ASK:
+    while (judgement := judge(tuple(made), tuple(left))).finding is AuditFinding.ASK:
         for worker in judgement.ask:
             made.append(by_name[worker].claim(number))
             left = [each for each in left if each != worker]
@@ -200,14 +200,14 @@ def test_one_flipped_bit_of_one_of_three_is_found_and_named(hurt, whose):
     workers = [Worker(each, hurt=hurt if number == whose else None) for number, each in enumerate((A, B, C))]
     judgement = audited(workers, 7)
     asked = whose < 2  # the third is asked only if the first two differ
-    assert judgement.finding is (Finding.WRONG if asked else Finding.AGREED)
+    assert judgement.finding is (AuditFinding.WRONG if asked else AuditFinding.AGREED)
     assert judgement.wrong == ((A, B, C)[whose],) * asked
     assert judgement.right == Worker(D).claim(7).result
 
 
 @pytest.mark.parametrize("hurt", ["weight", "activation", "gradient"])
 def test_of_two_nobody_can_tell_who_is_wrong_if_it_stays_so(hurt):
-    assert audited([Worker(A), Worker(B, hurt=hurt)], 7).finding is Finding.UNDECIDED
+    assert audited([Worker(A), Worker(B, hurt=hurt)], 7).finding is AuditFinding.UNDECIDED
 
 
 def test_of_two_whoever_was_wrong_once_is_named():
@@ -221,13 +221,13 @@ def test_of_two_whoever_was_wrong_once_is_named():
 
     hurt.claim = once
     judgement = audited([Worker(A), hurt], 7)
-    assert (judgement.finding, judgement.wrong) == (Finding.WRONG, (B,))
+    assert (judgement.finding, judgement.wrong) == (AuditFinding.WRONG, (B,))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_layer_that_does_not_repeat_is_nobodys_fault(count):
     workers = [Worker(each, layer=Numpy()) for each in (A, B, C)[:count]]
-    assert audited(workers, 7).finding is Finding.UNSTEADY
+    assert audited(workers, 7).finding is AuditFinding.UNSTEADY
 
 
 def test_no_false_alarm_in_five_thousand_steps():
@@ -235,7 +235,7 @@ def test_no_false_alarm_in_five_thousand_steps():
     workers = [Worker(A), Worker(B)]
     samples = [each for step in range(5000) if (each := sample(3, step, 10, 4, 6))]
     assert len(samples) == 500
-    assert {audited(workers, each.step).finding for each in samples} == {Finding.AGREED}
+    assert {audited(workers, each.step).finding for each in samples} == {AuditFinding.AGREED}
 
 
 @pytest.mark.parametrize("owners", [2, 3, 4])
@@ -253,12 +253,12 @@ def test_whoever_is_sound_is_never_blamed(owners):
         ran = source.choice(names)
         left = [each for each in names if each != ran]
         made = [claim(ran)]
-        while (judgement := judge(tuple(made), tuple(left))).finding is Finding.ASK:
+        while (judgement := judge(tuple(made), tuple(left))).finding is AuditFinding.ASK:
             made += [claim(worker) for worker in judgement.ask]
             left = [each for each in left if each not in judgement.ask]
         assert judgement.wrong in ((), (bad,)), f"seed {seed}"
         assert judgement.right in (None, "right"), f"seed {seed}"
-        if judgement.finding is not Finding.AGREED and owners > 2:
+        if judgement.finding is not AuditFinding.AGREED and owners > 2:
             assert judgement.wrong == (bad,), f"seed {seed}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from holdfast import parse_job
 from holdfast.core.placement import group_into_nodes
 from holdfast.recovery.rules import JobRules
-from holdfast.settings.planning import Planned, healthy_plan, keeping_of, shapes_of, terms_of
+from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, shapes_of, terms_of
 from holdfast.settings.rules import rules_of
 
 TREE = {
@@ -32,7 +32,7 @@ def rules(**sections):
     job = parse_job(TREE | sections)
     layers, ties = 6, ((0, 5),)
     plan, terms = healthy_plan(job, layers, None, ties), terms_of(job, layers, None, ties)
-    planned = Planned(
+    planned = JobPlans(
         plan=plan, terms=terms, shapes=shapes_of(job, layers, None, terms), keeping=keeping_of(job, layers)
     )
     nodes = group_into_nodes(plan.workers, 1)

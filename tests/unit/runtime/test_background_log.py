@@ -17,7 +17,7 @@ from holdfast.runtime.background_log import BackgroundLog, LogCondition, When, t
 from holdfast.storage.blobs import LocalStore, open_store
 from holdfast.storage.tensorlog.chunks import chunks_of
 from holdfast.storage.tensorlog.reader import LogReader
-from holdfast.storage.tensorlog.records import Key, Logged, LogOf, What
+from holdfast.storage.tensorlog.records import Key, LoggedTensor, LogOf, What
 from holdfast.storage.tensorlog.writer import LogWriter
 
 LOG = LogOf(job="gpt", job_id="a1", worker="1.0")
@@ -397,7 +397,7 @@ def test_tensors_of_all_kinds(make, value):
 def test_bytes_that_are_no_such_tensor(shape, stored, complaint):
     spec = TensorSpec(shape=shape, dtype="float32")
     with pytest.raises(CorruptBlob, match=complaint):
-        tensor_of(Logged(key=key(0, 0), spec=spec, stored=stored, data=b"x" * 8))
+        tensor_of(LoggedTensor(key=key(0, 0), spec=spec, stored=stored, data=b"x" * 8))
 
 
 def test_no_memory_is_impossible(tmp_path):

@@ -26,7 +26,7 @@ from holdfast.protocol.effects import (
     Report,
     Written,
 )
-from holdfast.protocol.executor import Committed, Expect
+from holdfast.protocol.executor import Expect, StepCommitted
 from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.protocol.worker import Reach, WorkerProtocol
 from holdfast.recovery.rules import JobRules
@@ -271,7 +271,7 @@ def test_a_first_step_that_is_done_is_told_at_once(driver):
     """Whoever stops right after it is judged by what it needs when warm, not by the patience for first steps."""
     driver, sent = driver
     driver.protocol.generation = 1
-    calls, _ = by_hand(driver, [Committed(0, ()), Committed(1, ())])
+    calls, _ = by_hand(driver, [StepCommitted(0, ()), StepCommitted(1, ())])
     make(calls)
     assert sent.get_nowait().slowest_s > 0
     assert sent.empty(), "after the first one, heartbeats come in their time"
@@ -280,7 +280,7 @@ def test_a_first_step_that_is_done_is_told_at_once(driver):
 def test_what_was_run_must_be_what_was_ordered(driver):
     driver, _ = driver
     ran = PLAN.orders.of(WorkerId(0, 1))
-    calls, _ = by_hand(driver, [Committed(0, ran, order=())])
+    calls, _ = by_hand(driver, [StepCommitted(0, ran, order=())])
     with pytest.raises(InternalError, match=r"its order is $"):
         make(calls)
 

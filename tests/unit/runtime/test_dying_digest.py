@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.runtime.launch import ending
 from holdfast.runtime.launch.ending import JobOutcome, with_hashes
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 from holdfast.runtime.node.local import LocalProcesses
 from holdfast.runtime.node.signals import Signals
 from holdfast.runtime.node.telling import Teller
@@ -21,7 +21,7 @@ def hashed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))  # the processes import it, too
 
     def end(main, start_s=300.0, on_event=lambda event: None):
-        monkeypatch.setattr(ending, "DIGEST", Entry("digest", f"dying_digest:{main}"))
+        monkeypatch.setattr(ending, "DIGEST", EntryPoint("digest", f"dying_digest:{main}"))
         done = JobOutcome(outcome="done", detail="", step=1, directory=str(tmp_path), generations=1)
         local = LocalProcesses(start_s=start_s, signals=Signals(), teller=Teller(on_event=on_event))
         local.start_server()

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.profiling import processes
 from holdfast.runtime.node import entries
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 
-ALL = [value for module in (entries, processes) for value in vars(module).values() if isinstance(value, Entry)]
+ALL = [value for module in (entries, processes) for value in vars(module).values() if isinstance(value, EntryPoint)]
 
 
 def test_all_are_found():

@@ -21,7 +21,7 @@ from holdfast.runtime.injection.worker import WorkerInjector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.node.entries import STRIKE_COORDINATOR, STRIKE_WORKER, WORKER
 from holdfast.runtime.specs import WorkerSpec
-from holdfast.runtime.transport.port import Ready
+from holdfast.runtime.transport.port import ReadySum
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Summed
 
@@ -41,7 +41,7 @@ class Told:
 
     def all_reduce(self, key, value):
         self.done.append(("all_reduce", key.step))
-        return Ready(value)
+        return ReadySum(value)
 
 
 @pytest.fixture

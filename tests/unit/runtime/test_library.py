@@ -12,7 +12,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.profile import parse_costs, unit_costs
 from holdfast.core.slots import slots_of
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.planner import Engine, Technique, make_plan
+from holdfast.planning.planner import Solver, Technique, make_plan
 from holdfast.planning.training import Terms, grid_of_slots, looked_up, planned_grid, regular_grid
 from holdfast.runtime.main.library import fill_library
 from holdfast.runtime.node.entries import LIBRARY
@@ -54,10 +54,10 @@ def test_what_is_missing_is_made_at_once_and_then_the_best_engine_searches(spec,
     terms = replace(TERMS, costs=parse_costs(3, costs="5,3,4", memory="2,1,1,4"))  # the bound is not reached
     plan = planned_grid(regular_grid(2, split_evenly(3, 3), 3, terms), (), terms, at_once=False).plan
     fill_library(replace(spec, plan=plan, terms=terms, failures=1), search_s=0.01)
-    made = asked.index((Engine.AUTO, 0.01))
+    made = asked.index((Solver.AUTO, 0.01))
     assert made > 0
-    assert set(asked[:made]) == {(Engine.LIST, 0.0)}
-    assert set(asked[made:]) == {(Engine.AUTO, 0.01)}
+    assert set(asked[:made]) == {(Solver.LIST, 0.0)}
+    assert set(asked[made:]) == {(Solver.AUTO, 0.01)}
 
 
 def test_as_a_process_it_has_the_least_priority_and_ends_by_itself(spec):

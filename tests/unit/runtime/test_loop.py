@@ -20,7 +20,7 @@ from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.alone import run_step
 from holdfast.runtime.loop.buckets import make_buckets
 from holdfast.runtime.loop.failing import SimulatedFailure
-from holdfast.runtime.loop.prepared import Told, prepare
+from holdfast.runtime.loop.prepared import ToldState, prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 
@@ -474,7 +474,7 @@ def test_the_state_of_objects_comes_back_as_it_was():
     assert found[3] == rows[3]
     assert torch.equal(found["tensor"].view(torch.int16), rows["tensor"].view(torch.int16))
     assert len(prepared.tell().tensors) == 1, "tensors are no part of the text"
-    other.take(Told(json.dumps(OF_AN_OLDER_CHECKPOINT)))
+    other.take(ToldState(json.dumps(OF_AN_OLDER_CHECKPOINT)))
     assert other.objects[0].value.tolist() == [1.0, 2.0]
     prepared.objects = [Kept(object())]
     with pytest.raises(ConfigError, match=r"hf.state\(Kept\): its state holds a object"):

@@ -28,7 +28,7 @@ from holdfast.runtime.resume import (
 from holdfast.runtime.rundir import RunDirLock
 from holdfast.runtime.specs import CoordinatorSpec, Found, ResumeFrom
 from holdfast.schedule.builders import regular_plan
-from holdfast.settings.planning import Planned
+from holdfast.settings.planning import JobPlans
 from holdfast.settings.rules import rules_of
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
@@ -520,7 +520,7 @@ def restarted(tmp_path):
         told = job(**sections)
         spec = CoordinatorSpec(
             job=told,
-            rules=rules_of(told, Planned(plan=PLAN), ties=(), nodes=(), job_id="j", directory=""),
+            rules=rules_of(told, JobPlans(plan=PLAN), ties=(), nodes=(), job_id="j", directory=""),
             plan=PLAN,
             token="t",
             store="",

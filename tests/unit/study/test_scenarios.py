@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
-from holdfast.study.scenarios import STRATEGIES, Scenario, plan_study
+from holdfast.study.scenarios import STRATEGIES, StudyScenario, plan_study
 
 JOB = {
     "model": {"kind": "nt3", "width": 4},
@@ -36,9 +36,9 @@ def test_only_what_makes_a_difference_is_varied():
 
 
 def test_names_and_files_of_scenarios():
-    lossy = Scenario(seed=1, at=20, strategy="lossy-forward", progress=50, survivors=4)
+    lossy = StudyScenario(seed=1, at=20, strategy="lossy-forward", progress=50, survivors=4)
     assert (lossy.name, lossy.path) == ("lossy-forward 50 % 4", "seed-1/step-20/lossy-forward-50-4.json")
-    restart = Scenario(seed=1, at=20, strategy="checkpoint-restart")
+    restart = StudyScenario(seed=1, at=20, strategy="checkpoint-restart")
     assert (restart.name, restart.path) == ("checkpoint-restart", "seed-1/step-20/checkpoint-restart.json")
 
 

@@ -12,7 +12,7 @@ from holdfast.config.load import parse_job
 from holdfast.data.sampler import load_microbatch
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.engine.build import build_model
-from holdfast.study.scenarios import Scenario
+from holdfast.study.scenarios import StudyScenario
 from holdfast.study.trainer import Split, Trainer, load_states, save_states
 
 JOB = {
@@ -54,7 +54,7 @@ def before(job, split):
 
 def after(job, split, before, **failure):
     """The weights by layer, after step AT, and the trainer."""
-    trainer = Trainer(job, split, Scenario(seed=3, at=AT, **failure) if failure else None)
+    trainer = Trainer(job, split, StudyScenario(seed=3, at=AT, **failure) if failure else None)
     trainer.take(before)
     trainer.run(AT)
     return trainer
@@ -135,7 +135,7 @@ def test_survivors_average_their_own_gradients(job, split, before):
 
 @pytest.mark.parametrize("survivors", [1, 3, 4])
 def test_others_compute_what_was_lost_and_the_bits_are_those_of_no_failure(job, split, before, survivors):
-    trainer = Trainer(job, split, Scenario(seed=3, at=AT, strategy="adaptive", survivors=survivors))
+    trainer = Trainer(job, split, StudyScenario(seed=3, at=AT, strategy="adaptive", survivors=survivors))
     trainer.take(before)
     ran = []
     trainer._model.register_forward_hook(lambda *_: ran.append(1))

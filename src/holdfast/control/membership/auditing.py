@@ -12,7 +12,7 @@ from holdfast.control.membership.recovering import recover
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, notice, prefixed
 from holdfast.control.messages import Audited, Computed, Remark, Weighed
 from holdfast.core.ids import WorkerId
-from holdfast.recovery.audit import Claim, Finding, Judgement, judge
+from holdfast.recovery.audit import AuditFinding, Claim, Judgement, judge
 from holdfast.telemetry.events import Notice
 
 __all__ = ["is_news", "on_audited", "on_weighed"]
@@ -72,7 +72,7 @@ def _judge(state: Membership) -> Decision:
     claims = _claims(attempt)
     state = replace(state, audits=replace(state.audits, told=()))
     of_inputs = judge(tuple(Claim(worker=each.worker, inputs="", result=each.inputs) for each in claims), ())
-    if of_inputs.finding is not Finding.AGREED:
+    if of_inputs.finding is not AuditFinding.AGREED:
         return _follow(state, attempt[0], of_inputs, (), "input")
     found = judge(tuple(_claim(each) for each in claims), ())
     earlier = [each for each in _claims(before) if found.right and _is_wrong(each, of_inputs.right, found.right)]
@@ -105,14 +105,14 @@ def _follow(
 ) -> Decision:
     """What a judgement over an attempt comes to; ``earlier``: who was wrong in the one before."""
     match judgement.finding:
-        case Finding.UNSTEADY:
+        case AuditFinding.UNSTEADY:
             return _unsteady(state, sample)
-        case Finding.UNDECIDED:
+        case AuditFinding.UNDECIDED:
             names = ", ".join(sorted({str(each.worker) for each in sample.claims}))
             detail = f"{_place(sample)}: workers {names} each get their own {what}, again and again"
             return _undecided(state, detail)
     state, told = _strike(state, (*earlier, *judgement.wrong), f"{_place(sample)}: wrong {what}")
-    if state.audits.strikes.leaving or judgement.finding is Finding.AGREED:
+    if state.audits.strikes.leaving or judgement.finding is AuditFinding.AGREED:
         return prefixed(told, _expel(state))
     return prefixed(told, recover(state))
 

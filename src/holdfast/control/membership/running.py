@@ -11,7 +11,7 @@ from holdfast.core.plan import Plan
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Promised", "Prospects", "Refused", "Reports", "Running", "Situation", "Upcoming"]
+__all__ = ["Promised", "Prospects", "RefusedMove", "Reports", "Running", "Situation", "Upcoming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Promised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedMove:
     """Why the whole grid did not become ``grid`` by layers handed over; ``absent`` are those who could not compute."""
 
     grid: Plan
@@ -154,7 +154,7 @@ class Prospects:
 
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
     promised: Promised | None = None
-    refused: Refused | None = None
+    refused: RefusedMove | None = None
     weighed: tuple[Situation, str] | None = None
     began: float | None = None
     losses: int = 0

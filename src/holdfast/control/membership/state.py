@@ -15,7 +15,7 @@ from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.roster import Contact, Roster
-from holdfast.control.membership.running import Prospects, Refused, Reports, Running, Situation
+from holdfast.control.membership.running import Prospects, RefusedMove, Reports, Running, Situation
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
@@ -347,7 +347,7 @@ class Membership:
         """Returns it once the grid that was to come cannot; with who is here now, it is not tried again."""
         if self.grid.target is None:
             return self
-        refused = Refused(grid=self.grid.target, absent=self.absent, why=why)
+        refused = RefusedMove(grid=self.grid.target, absent=self.absent, why=why)
         return replace(self, prospects=replace(self.prospects, refused=refused))
 
     def departed(self, gone: frozenset[WorkerId]) -> Membership:

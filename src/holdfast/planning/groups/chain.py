@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
 
-__all__ = ["MOST_MACHINES", "Chain", "Group", "Grouping"]
+__all__ = ["MOST_MACHINES", "MachineChain", "Group", "Grouping"]
 
 Group = tuple[int, ...]
 """Machines that are recovered together: neighbours, in order."""
@@ -18,7 +18,7 @@ _MOST = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class MachineChain:
     """Machines of which each passes tensors to the next, and how much may be logged of that.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate
 
-from holdfast.planning.groups.chain import Chain, Group, Grouping
+from holdfast.planning.groups.chain import Group, Grouping, MachineChain
 
 __all__ = ["GroupCosts", "exact"]
 
@@ -33,7 +33,7 @@ class GroupCosts:
     Source: Zhong et al., "SWIFT", section 5.3.
     """
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: MachineChain) -> None:
         self.chain = chain
         count = chain.num_machines
         seconds = [exact(each) for each in chain.compute_s]

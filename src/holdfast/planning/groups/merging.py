@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from holdfast.planning.groups.chain import Chain, Grouping
+from holdfast.planning.groups.chain import Grouping, MachineChain
 from holdfast.planning.groups.costs import GroupCosts, exact
 
 __all__ = ["authors_groups", "greedy_groups"]
@@ -14,7 +14,7 @@ _Rise = Callable[[int, int, int], Fraction]
 """How much more time recovery takes, if groups that begin at the first two machines and end before the third merge."""
 
 
-def greedy_groups(chain: Chain) -> Grouping:
+def greedy_groups(chain: MachineChain) -> Grouping:
     """Returns groups by the greedy of the paper: always the merger with the least rise in recovery time per byte.
 
     The rise is that of the sum of R(G) |G| / N, so a parallel chain is the paper's parallel variant. Among equals the
@@ -32,7 +32,7 @@ def greedy_groups(chain: Chain) -> Grouping:
     return _merged(costs, rise, 0)
 
 
-def authors_groups(chain: Chain, behind_bytes: float) -> Grouping:
+def authors_groups(chain: MachineChain, behind_bytes: float) -> Grouping:
     """Returns groups by the rule of the authors' published code, which made the paper's table 7.
 
     It differs from section 5.3 in two things. What a merger adds is R(G) - (R(G_i) + R(G_{i+1})) / 2, however large the

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from holdfast.errors import ConfigError
-from holdfast.planning.groups.chain import Chain, Grouping
+from holdfast.planning.groups.chain import Grouping, MachineChain
 from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import greedy_groups
 from holdfast.planning.groups.relaxed import Relaxed, relaxed
@@ -31,7 +31,7 @@ _MOST_WAYS = 1_000_000
 _ROUNDING = 1e-12
 
 
-def best_groups(chain: Chain) -> Grouping:
+def best_groups(chain: MachineChain) -> Grouping:
     """Returns the groups with the least recovery time that fit the limit.
 
     Ties go to the lowest index: of two groupings that are equal, the one that merges the first boundary in which they

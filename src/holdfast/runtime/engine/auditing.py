@@ -14,11 +14,11 @@ from holdfast.optim.digest import tensors_sha256
 from holdfast.protocol.auditing import CLAIMS_BYTES, Digests, pack_claims, unpack_claims
 from holdfast.runtime.tensors import num_bytes, torch_dtype
 
-__all__ = ["Given", "Watch", "sample_bytes"]
+__all__ = ["SampleInputs", "SampleWatch", "sample_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SampleInputs:
     """What a sample is computed of, as it travels.
 
     Attributes:
@@ -37,7 +37,7 @@ class Given:
     @classmethod
     def unpack(
         cls, message: Tensor, specs: tuple[TensorSpec | None, TensorSpec | None], times: int, device: torch.device
-    ) -> tuple[Given, tuple[Digests, ...]]:
+    ) -> tuple[SampleInputs, tuple[Digests, ...]]:
         """Returns what ``pack`` was given; ``specs``: of input and gradient, None where there is none."""
         found, at = list[Tensor | None](), 0
         for spec in specs:
@@ -54,7 +54,7 @@ def sample_bytes(specs: tuple[TensorSpec | None, TensorSpec | None]) -> int:
 
 
 @dataclass(slots=True)
-class Watch:
+class SampleWatch:
     """One sample: what goes into it and what comes out, hashed as soon as it is there.
 
     Attributes:
@@ -70,7 +70,7 @@ class Watch:
     microbatch: int
     first: bool = False
     last: bool = False
-    given: Given = field(default_factory=lambda: Given(None, None))
+    given: SampleInputs = field(default_factory=lambda: SampleInputs(None, None))
     message: Tensor | None = None
     _into: str = ""
     _gradient: str = ""
@@ -80,13 +80,13 @@ class Watch:
 
     def forward(self, source: Tensor, output: Tensor, record: Tensor | None, target: Tensor | None) -> None:
         """The forward pass is done, and the loss of the last layer; ``target``: what that is compared with."""
-        self.given = Given(None if self.first else source.detach().clone(), None)
+        self.given = SampleInputs(None if self.first else source.detach().clone(), None)
         self._into = tensors_sha256({"input": source, "target": target})
         self._output = tensors_sha256({"output": output, "record": record})
 
     def backward(self, gradient: Tensor, found: Tensor | None) -> None:
         """The gradient of the input was found; that of the loss is a result, too."""
-        self.given = Given(self.given.input, None if self.last else gradient.clone())
+        self.given = SampleInputs(self.given.input, None if self.last else gradient.clone())
         self._gradient = tensors_sha256({"gradient": None if self.last else gradient})
         self._back = tensors_sha256({"loss": gradient if self.last else None, "input": found})
 

@@ -14,7 +14,7 @@ The course of a step on one worker::
     for layer in stage.layers:
         stage.update(layer); stage.swap(layer)
     ...                                                 # the next step begins
-    stage.settle(merged votes) or stage.roll_back()        # after speculate() only, and before the next update
+    stage.settle(merged votes) or stage.remake_update()    # after speculate() only, and before the next update
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from holdfast.optim.loss_scale import LossScaling
 from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.protocol.auditing import Digests
-from holdfast.runtime.engine.auditing import Given, Watch, sample_bytes
+from holdfast.runtime.engine.auditing import SampleInputs, SampleWatch, sample_bytes
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import ReducedLayers, Work, part_of
@@ -220,7 +220,7 @@ class Stage(SummedStage):
         self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
         self._halves = defaultdict[int, dict[int, _Halves]](dict)
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
-        self._watch: Watch | None = None  # of this step; whoever owns the sample may ask for it
+        self._watch: SampleWatch | None = None  # of this step; whoever owns the sample may ask for it
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -502,10 +502,10 @@ class Stage(SummedStage):
         Raises:
             WorkFailed: the data, the layer or the loss raised.
         """
-        given, theirs = Given.unpack(message, self._given_specs(layer), times, self._device)
+        given, theirs = SampleInputs.unpack(message, self._given_specs(layer), times, self._device)
         return theirs, tuple(self._recompute(layer, microbatch, given) for _ in range(times))
 
-    def _recompute(self, layer: int, microbatch: int, given: Given) -> Digests:
+    def _recompute(self, layer: int, microbatch: int, given: SampleInputs) -> Digests:
         """Runs one layer forward and back, as in this step, from what it was given; loads its samples anew."""
         step, owned, watch = self._step, self._owned[layer], self._watch_of(layer, microbatch)
         if step is None:
@@ -529,15 +529,15 @@ class Stage(SummedStage):
         watch.weights(weights)
         return watch.digests
 
-    def _watch_of(self, layer: int, microbatch: int) -> Watch:
-        return Watch(layer, microbatch, first=layer == 0, last=layer == self.num_layers - 1)
+    def _watch_of(self, layer: int, microbatch: int) -> SampleWatch:
+        return SampleWatch(layer, microbatch, first=layer == 0, last=layer == self.num_layers - 1)
 
     def _given_specs(self, layer: int) -> tuple[TensorSpec | None, TensorSpec | None]:
         last = layer == self.num_layers - 1
         return self._outputs[layer - 1] if layer else None, None if last else self._outputs[layer]
 
     @property
-    def _watched(self) -> Watch:
+    def _watched(self) -> SampleWatch:
         if self._watch is None:
             raise InternalError("no sample is watched in this step")
         return self._watch
@@ -548,7 +548,7 @@ class Stage(SummedStage):
             return False
         return watch.layer == layers if isinstance(layers, int) else watch.layer in layers
 
-    def _tell_forward(self, watch: Watch, context: _Context, step: int) -> None:
+    def _tell_forward(self, watch: SampleWatch, context: _Context, step: int) -> None:
         cell = context.cells[watch.layer - context.layers.start]
         target = self._samples(step, watch.microbatch)[1] if watch.last else None
         watch.forward(cell.input, cell.output, cell.record, target)

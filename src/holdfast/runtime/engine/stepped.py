@@ -220,7 +220,7 @@ class SteppedStage(ABC, Generic[R, V]):
             vote: merged over all workers.
 
         Returns:
-            Whether the updates stand. If not, `roll_back` must come before anything else is updated.
+            Whether the updates stand. If not, `remake_update` must come before anything else is updated.
 
         Raises:
             InternalError: no step is speculative.
@@ -235,7 +235,7 @@ class SteppedStage(ABC, Generic[R, V]):
         self._miss(speculative.step, speculative.reduced, self._as_is)
         return True
 
-    def roll_back(self) -> None:
+    def remake_update(self) -> None:
         """Make the update of the speculative step again, from the state before it, as its verdict wants it.
 
         Bitwise what `conclude` and `update` would have made of it, where states are taken back bitwise; drops the step
@@ -246,7 +246,7 @@ class SteppedStage(ABC, Generic[R, V]):
         """
         speculative, verdict = self._require_speculative(), self._verdict
         self.take_back(speculative.step)
-        assert verdict is not None, "a step is rolled back once its verdict is known"
+        assert verdict is not None, "an update is made again once the verdict is known"
         self._miss(speculative.step, speculative.reduced, verdict)
         self._make(self.layer_steps(), speculative.reduced, verdict)
 

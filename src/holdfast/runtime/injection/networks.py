@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.isolation import Namespace, Networks
 from holdfast.runtime.node.children import Child
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 from holdfast.runtime.node.worker_group import Processes
 from holdfast.runtime.specs import WorkerSpec
 
@@ -17,7 +17,7 @@ __all__ = ["InNamespace", "IsolatedWorkers"]
 
 
 @dataclass(frozen=True, slots=True)
-class InNamespace(Entry):
+class InNamespace(EntryPoint):
     """What runs in a process that moves to a network before anything else.
 
     Attributes:
@@ -27,14 +27,14 @@ class InNamespace(Entry):
     namespace: Namespace
 
     @classmethod
-    def of(cls, entry: Entry, namespace: Namespace) -> InNamespace:
+    def of(cls, entry: EntryPoint, namespace: Namespace) -> InNamespace:
         """Returns the same, in a network."""
         return cls(entry.name, entry.function, namespace)
 
     def __call__(self, *args: Any) -> None:
         """Moves, and calls the function."""
         self.namespace.enter()  # before there is any socket
-        Entry.__call__(self, *args)
+        EntryPoint.__call__(self, *args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class IsolatedWorkers:
         """See Processes.start."""
         (spec,) = arguments
         assert isinstance(spec, WorkerSpec), "only workers are started here"
-        assert isinstance(main, Entry), "what runs there is known by name"
+        assert isinstance(main, EntryPoint), "what runs there is known by name"
         namespace = self.networks.node(self._node_of(spec.worker))
         return self.inner.start(InNamespace.of(main, namespace), replace(spec, host=namespace.host), name=name)
 

@@ -14,7 +14,7 @@ from holdfast.core.slots import slots_of
 from holdfast.recovery.rules import JobRules
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.specs import CoordinatorSpec, LibrarySpec, Probed, WorkerSpec
-from holdfast.settings.planning import Planned, tolerated
+from holdfast.settings.planning import JobPlans, tolerated
 from holdfast.settings.rules import rules_of
 
 __all__ = ["Briefing"]
@@ -39,7 +39,7 @@ class Briefing:
     request: RunRequest
     job: Job
     probed: Probed
-    planned: Planned
+    planned: JobPlans
     token: str
     job_id: str
     store: str

@@ -31,12 +31,12 @@ from holdfast.runtime.launch.ending import (
     with_hashes,
 )
 from holdfast.runtime.launch.ports import Ports, ports_of
-from holdfast.runtime.launch.preflight import Findings, Machine, decide, going_on, preflight
+from holdfast.runtime.launch.preflight import Machine, PreflightFindings, decide, going_on, preflight
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.node.agent import Line, NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIND, LIBRARY, PROBE, SCRIPT, SCRIPT_PROBE, WORKER
-from holdfast.runtime.node.inbox import Inbox
+from holdfast.runtime.node.inbox import EventQueue
 from holdfast.runtime.node.local import Asking, LocalProcesses
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import Interrupted, Signals
@@ -159,7 +159,7 @@ class Launcher:
 
     # --- before it begins ---------------------------------------------------------------------------------------------
 
-    def _plan(self) -> tuple[Machine, Findings]:
+    def _plan(self) -> tuple[Machine, PreflightFindings]:
         """Tries the job out and finds that it can begin; from now on its request says all that its script does."""
         self._teller.prepare("loading PyTorch and trying out the model")
         probed = self._probe()
@@ -210,7 +210,7 @@ class Launcher:
 
     def _train(self, briefing: Briefing, ports: Ports, log: EventLog) -> JobOutcome:
         """Starts coordinators and workers and follows the job to its end."""
-        inbox, control, spec = Inbox(), briefing.job.control, ports.coordinator
+        inbox, control, spec = EventQueue(), briefing.job.control, ports.coordinator
         coordinators = Coordinators(local=self._local, inbox=inbox, control=control, log=log, entry=ports.entry)
         numbers = [coordinators.start(spec) for _ in range(control.coordinators)]
         address = ",".join(f"{spec.host}:{number}" for number in numbers)
@@ -295,12 +295,12 @@ def _started(request: RunRequest) -> JobStarted:
     )
 
 
-def _warned(findings: Findings) -> Iterator[Event]:
+def _warned(findings: PreflightFindings) -> Iterator[Event]:
     for text in findings.warnings:
         yield Notice(worker="probe", text=text)
 
 
-def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Findings) -> Briefing:
+def _briefing(request: RunRequest, job: Job, machine: Machine, findings: PreflightFindings) -> Briefing:
     assert machine.probed is not None, "it was tried out"
     assert findings.planned is not None, "else there are errors"
     return Briefing(

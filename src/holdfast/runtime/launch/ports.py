@@ -11,7 +11,7 @@ from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
 from holdfast.runtime.injection.node import NodeFaults, struck, struck_coordinator
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.briefing import Briefing
-from holdfast.runtime.node.entries import COORDINATOR, Entry
+from holdfast.runtime.node.entries import COORDINATOR, EntryPoint
 from holdfast.runtime.node.worker_group import Processes, WorkerGroup
 from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.telemetry.events import EventLog
@@ -36,7 +36,7 @@ class Ports:
     """
 
     coordinator: CoordinatorSpec
-    entry: Entry = COORDINATOR
+    entry: EntryPoint = COORDINATOR
     workers: Processes
     around: Callable[[WorkerGroup], None] = lambda group: None
     cut: Callable[[int], None] = _no_network

@@ -16,10 +16,10 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_accepted
 from holdfast.runtime.specs import Found, Probed
-from holdfast.settings.planning import Planned, healthy_plan, keeping_of, shapes_of, terms_of
+from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, shapes_of, terms_of
 from holdfast.settings.ways import Decided, decided
 
-__all__ = ["Findings", "Machine", "decide", "going_on", "preflight"]
+__all__ = ["PreflightFindings", "Machine", "decide", "going_on", "preflight"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class PreflightFindings:
     """What was found out about a run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Findings:
 
     errors: tuple[HoldfastError, ...] = ()
     warnings: tuple[str, ...] = ()
-    planned: Planned | None = None
+    planned: JobPlans | None = None
 
     def check(self) -> None:
         """Raises the first error, if there is one."""
@@ -55,7 +55,7 @@ class Findings:
             raise self.errors[0]
 
 
-def preflight(request: RunRequest, machine: Machine) -> Findings:
+def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
     """Returns what is wrong with a run, and what is planned for it once the probe has run.
 
     Args:
@@ -66,14 +66,14 @@ def preflight(request: RunRequest, machine: Machine) -> Findings:
     probed = machine.probed
     if probed is None:
         asked = (partial(check_accepted, request.job, request.accept), partial(_check_networks, request))
-        return Findings(errors=errors + _errors(*asked))
+        return PreflightFindings(errors=errors + _errors(*asked))
     if errors:
-        return Findings(errors=errors)
+        return PreflightFindings(errors=errors)
     try:
         planned = _planned(request, probed, machine.profile)
     except HoldfastError as error:
-        return Findings(errors=(error,))
-    return Findings(warnings=probed.warnings, planned=planned)
+        return PreflightFindings(errors=(error,))
+    return PreflightFindings(warnings=probed.warnings, planned=planned)
 
 
 def _errors(*checks: Callable[[], None]) -> tuple[HoldfastError, ...]:
@@ -112,11 +112,11 @@ def _check_networks(request: RunRequest) -> None:
         )
 
 
-def _planned(request: RunRequest, probed: Probed, profile: Profile | None) -> Planned:
+def _planned(request: RunRequest, probed: Probed, profile: Profile | None) -> JobPlans:
     job, layers, ties = request.job, probed.facts.layers, probed.ties
     plan = healthy_plan(job, layers, profile, ties)
     terms = terms_of(job, layers, profile, ties)
-    return Planned(
+    return JobPlans(
         plan=plan,
         terms=terms,
         shapes=shapes_of(job, layers, profile, terms),
@@ -147,7 +147,7 @@ def going_on(request: RunRequest, found: Found | None) -> RunRequest:
     return replace(request, resume=replace(request.resume, url=found.url, step=found.step), faults=faults)
 
 
-def decide(request: RunRequest, machine: Machine, findings: Findings) -> Decided:
+def decide(request: RunRequest, machine: Machine, findings: PreflightFindings) -> Decided:
     """Decides how the job recovers from the loss of a node: its processes are told what its file leaves open.
 
     Args:

@@ -34,7 +34,7 @@ from holdfast.runtime.loop.habits import (
 )
 from holdfast.runtime.loop.taking import Changes, take_groups, take_schedule
 
-__all__ = ["Failing", "Prepared", "Stateful", "Told", "prepare", "told_state"]
+__all__ = ["Failing", "Prepared", "Stateful", "ToldState", "prepare", "told_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Stateful(Protocol):
         """Takes a state."""
 
 
-class Told(NamedTuple):
+class ToldState(NamedTuple):
     """State that is of no bucket: JSON, and the tensors that it refers to by number."""
 
     text: str
@@ -246,7 +246,7 @@ class Prepared:
         for scheduler in self.schedulers:
             advance(scheduler)
 
-    def tell(self) -> Told:
+    def tell(self) -> ToldState:
         """Returns all state that is not the model's or the optimizer's of its parameters; it shares its memory."""
         tensors: list[Tensor] = []
         text = json.dumps(
@@ -257,9 +257,9 @@ class Prepared:
             },
             sort_keys=True,
         )
-        return Told(text, tuple(tensors))
+        return ToldState(text, tuple(tensors))
 
-    def take(self, told: Told) -> None:
+    def take(self, told: ToldState) -> None:
         """Takes what `tell` returned.
 
         Raises:
@@ -460,7 +460,7 @@ def _settings(group: Mapping[str, Any], tensors: list[Tensor]) -> dict[str, Any]
     return {key: _told(value, f"setting {key} of the optimizer", tensors) for key, value in settings.items()}
 
 
-def told_state(told: Told) -> dict[str, list[Any]]:
+def told_state(told: ToldState) -> dict[str, list[Any]]:
     """Returns what was told: ``groups`` by optimizer, ``schedulers`` and ``objects``; tensors are copies."""
     state = json.loads(told.text)
     return {

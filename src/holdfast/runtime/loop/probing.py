@@ -22,7 +22,7 @@ from holdfast.runtime.loop.feeding import sampling
 from holdfast.runtime.loop.hosting import Loop, hosted
 from holdfast.runtime.loop.script import print_trace, quiet, run_script, told
 from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
-from holdfast.runtime.loop.trying import Trial
+from holdfast.runtime.loop.trying import ItemTrial
 from holdfast.runtime.loop.turns import Turns
 from holdfast.runtime.specs import Probed, facts_of
 from holdfast.runtime.tensors import num_bytes
@@ -56,7 +56,7 @@ class _Probing:
         """What there is to know of the loop is known before anything of it runs; then it is tried."""
         self.reached = True
         probed = _probed(self._job, loop)
-        trial = Trial(loop, turns)
+        trial = ItemTrial(loop, turns)
         finish = partial(self._answer, partial(_tried, self._job, probed, trial))
         threading.Thread(target=finish, name="driver", daemon=True).start()
         return lambda: trial.stage
@@ -124,7 +124,7 @@ def _probed(job: Job, loop: Loop) -> Probed:
     )
 
 
-def _tried(job: Job, probed: Probed, trial: Trial) -> Probed:
+def _tried(job: Job, probed: Probed, trial: ItemTrial) -> Probed:
     """Returns what was found, with what a trial finds.
 
     Raises:
@@ -145,7 +145,7 @@ def _tried(job: Job, probed: Probed, trial: Trial) -> Probed:
     return replace(probed, warnings=(*probed.warnings, *trial.differences), first_item=trial.first_item, job=told)
 
 
-def _compares_every(job: Job, trial: Trial) -> int:
+def _compares_every(job: Job, trial: ItemTrial) -> int:
     """Returns in how many steps workers compare what they have, so that it costs no more than COMPARING of their time.
 
     One of them runs an item more then, two digest what came of it, and all digest their state.

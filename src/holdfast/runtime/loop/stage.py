@@ -30,7 +30,7 @@ from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
 from holdfast.runtime.engine.stepped import ReducedLayers, Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, own
-from holdfast.runtime.loop.prepared import Failing, Prepared, Told
+from holdfast.runtime.loop.prepared import Failing, Prepared, ToldState
 from holdfast.runtime.loop.turns import Item, RunsItems
 
 __all__ = ["HANDED_ON", "LAST", "UNWEIGHTED", "VOID", "Gradients", "LoopStage"]
@@ -423,7 +423,7 @@ class LoopStage(SummedStage):
         super().install(layer, replace(state, optimizer={}) if self._prepared.begins_anew(layer) else state)
         self._last = (-1, {})
         if state.extra:
-            self._prepared.take(Told(state.extra, state.extra_tensors))
+            self._prepared.take(ToldState(state.extra, state.extra_tensors))
         if _MARK in state.about:
             self.learn_mark(state.about[_MARK])
 

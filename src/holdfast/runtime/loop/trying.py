@@ -25,11 +25,11 @@ from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, Turns
 from holdfast.runtime.tensors import same_bits
 
-__all__ = ["Trial"]
+__all__ = ["ItemTrial"]
 
 
 @dataclass(slots=True)
-class Trial:
+class ItemTrial:
     """Runs a loop as far as its first item.
 
     Attributes:

@@ -12,7 +12,7 @@ from holdfast.errors import (
     HoldfastError,
 )
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.planner import Engine
+from holdfast.planning.planner import Solver
 from holdfast.planning.training import grid_of_slots
 from holdfast.runtime.specs import LibrarySpec
 from holdfast.telemetry.events import (
@@ -42,7 +42,7 @@ def fill_library(
     slots, library = slots_of(spec.plan), PlanLibrary(Path(spec.folder), note)
     assert slots is not None
     grid = grid_of_slots(slots, spec.terms)
-    technique, engine = spec.terms.technique, Engine.AUTO
+    technique, engine = spec.terms.technique, Solver.AUTO
     while library.step(grid, spec.failures, technique, time_limit_s=search_s, engine=engine) is not None:
         pass
 

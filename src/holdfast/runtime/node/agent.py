@@ -28,7 +28,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable
-from holdfast.runtime.node.inbox import Inbox, Item, Preempt
+from holdfast.runtime.node.inbox import EventQueue, Item, Preempt
 from holdfast.runtime.node.local import LOOK_S, LocalProcesses
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import ONE_NOTICE_S
@@ -85,7 +85,7 @@ class NodeAgent:
     gone: Callable[[CoordinatorUnavailable], Exception]
     notice_s: float
     on_progress: Callable[[Progress], None]
-    inbox: Inbox
+    inbox: EventQueue
     checkpoint: int = 0
     last: Progress | None = None
     group: WorkerGroup = field(init=False)

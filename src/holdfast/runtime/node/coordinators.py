@@ -9,8 +9,8 @@ from functools import partial
 
 from holdfast.config.job import Control
 from holdfast.runtime.node.children import Child
-from holdfast.runtime.node.entries import COORDINATOR, Entry
-from holdfast.runtime.node.inbox import Inbox
+from holdfast.runtime.node.entries import COORDINATOR, EntryPoint
+from holdfast.runtime.node.inbox import EventQueue
 from holdfast.runtime.node.local import Asking, LocalProcesses
 from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.runtime.specs import CoordinatorSpec
@@ -33,10 +33,10 @@ class Coordinators:
     """
 
     local: LocalProcesses
-    inbox: Inbox
+    inbox: EventQueue
     control: Control
     log: EventLog
-    entry: Entry = COORDINATOR
+    entry: EntryPoint = COORDINATOR
     supervisor: Supervisor[CoordinatorSpec] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,12 +21,12 @@ __all__ = [
     "STRIKE_COORDINATOR",
     "STRIKE_WORKER",
     "WORKER",
-    "Entry",
+    "EntryPoint",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryPoint:
     """What runs in a process.
 
     Attributes:
@@ -43,13 +43,13 @@ class Entry:
         getattr(import_module(module), function)(*args)
 
 
-WORKER = Entry("worker", "holdfast.runtime.main.worker:run_worker")
-SCRIPT = Entry("worker", "holdfast.runtime.main.script:run_script_worker")
-STRIKE_WORKER = Entry("faults", "holdfast.runtime.injection.worker:strike_worker")
-STRIKE_COORDINATOR = Entry("faults", "holdfast.runtime.injection.coordinator:strike_coordinator")
-COORDINATOR = Entry("coordinator", "holdfast.runtime.main.coordinator:run_coordinator")
-LIBRARY = Entry("library", "holdfast.runtime.main.library:run_library")
-PROBE = Entry("probe", "holdfast.runtime.main.lookups:run_probe")
-SCRIPT_PROBE = Entry("probe", "holdfast.runtime.main.lookups:run_script_probe")
-FIND = Entry("find", "holdfast.runtime.main.lookups:run_find")
-DIGEST = Entry("digest", "holdfast.runtime.main.lookups:run_digest")
+WORKER = EntryPoint("worker", "holdfast.runtime.main.worker:run_worker")
+SCRIPT = EntryPoint("worker", "holdfast.runtime.main.script:run_script_worker")
+STRIKE_WORKER = EntryPoint("faults", "holdfast.runtime.injection.worker:strike_worker")
+STRIKE_COORDINATOR = EntryPoint("faults", "holdfast.runtime.injection.coordinator:strike_coordinator")
+COORDINATOR = EntryPoint("coordinator", "holdfast.runtime.main.coordinator:run_coordinator")
+LIBRARY = EntryPoint("library", "holdfast.runtime.main.library:run_library")
+PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_probe")
+SCRIPT_PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_script_probe")
+FIND = EntryPoint("find", "holdfast.runtime.main.lookups:run_find")
+DIGEST = EntryPoint("digest", "holdfast.runtime.main.lookups:run_digest")

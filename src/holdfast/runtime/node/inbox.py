@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from holdfast.control.messages import Command
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
-__all__ = ["Inbox", "Item", "Preempt"]
+__all__ = ["EventQueue", "Item", "Preempt"]
 
 
 class Preempt(enum.Enum):
@@ -26,7 +26,7 @@ Item = Command | ConfigError | CoordinatorUnavailable | Preempt | Callable[[], N
 
 
 @dataclass(slots=True)
-class Inbox:
+class EventQueue:
     """A queue of items; what it hands out is handled by one thread."""
 
     _items: queue.SimpleQueue[Item | None] = field(default_factory=queue.SimpleQueue)

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from holdfast.control.awake import AwakeClock
 from holdfast.errors import ConfigError, InternalError, describe_exit
 from holdfast.runtime.node.children import Child, Children
-from holdfast.runtime.node.entries import Entry
+from holdfast.runtime.node.entries import EntryPoint
 from holdfast.runtime.node.forks import FORKS, SERVER, ForkedProcess, Patience
 from holdfast.runtime.node.signals import Signals
 from holdfast.runtime.node.telling import Teller
@@ -87,13 +87,13 @@ class LocalProcesses:
         SERVER.start()
         self._server = SERVER.pid
 
-    def start(self, entry: Entry, *args: object) -> Child:
+    def start(self, entry: EntryPoint, *args: object) -> Child:
         """Starts a process that nobody waits for."""
         child = self.children.start(entry, *args, name=entry.name)
         self.children.attend(child)
         return child
 
-    def ask(self, entry: Entry, *args: object, asking: Asking = Asking()) -> str:
+    def ask(self, entry: EntryPoint, *args: object, asking: Asking = Asking()) -> str:
         """Starts a process and waits for its answer, as long as it lives and no signal comes.
 
         Raises:
@@ -103,7 +103,7 @@ class LocalProcesses:
         """
         return self.ask_and_keep(entry, *args, asking=asking)[1]
 
-    def ask_and_keep(self, entry: Entry, *args: object, asking: Asking) -> tuple[Child, str]:
+    def ask_and_keep(self, entry: EntryPoint, *args: object, asking: Asking) -> tuple[Child, str]:
         """As :meth:`ask`, of a process that goes on then; returns that, too."""
         until = self.awake() + asking.limit_s
         ours, theirs = FORKS.Pipe(duplex=False)

@@ -22,7 +22,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.node.children import Child
-from holdfast.runtime.node.entries import WORKER, Entry
+from holdfast.runtime.node.entries import WORKER, EntryPoint
 from holdfast.telemetry.events import Log, Notice
 
 __all__ = ["Processes", "WorkerGroup"]
@@ -68,7 +68,7 @@ class WorkerGroup:
     send: Callable[[Message], None]
     log: Log
     grace_s: float
-    entry: Entry = WORKER
+    entry: EntryPoint = WORKER
     clock: Callable[[], float] = time.monotonic
     later: Callable[[float, Callable[[], None]], None] = _after
     on_command: Callable[[Command], None] = lambda command: None

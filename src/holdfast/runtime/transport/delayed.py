@@ -51,6 +51,7 @@ class DelayedTransport(TransportAround):
         self._link = link
         self._bytes_of = bytes_of
         self._clock = clock
+        # Under `_changed`: set by whoever aborts, so that those who wait in `_wait_until` end.
         self._aborted = 0
         self._changed = threading.Condition()
 

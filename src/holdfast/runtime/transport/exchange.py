@@ -18,6 +18,7 @@ class RelayExchange:
     def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
         self._worker = worker
         self._send = send
+        # Under `_changed`: the control thread delivers and ends generations, the driver's thread puts and waits.
         self._values: dict[tuple[int, str], bytes] = {}
         self._changed = threading.Condition()
         self._over = 0

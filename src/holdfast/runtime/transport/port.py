@@ -19,7 +19,7 @@ __all__ = [
     "Handle",
     "MessageHandle",
     "MessageKey",
-    "Ready",
+    "ReadySum",
     "Sent",
     "SumHandle",
     "SumKey",
@@ -156,7 +156,7 @@ class SumHandle(Handle, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadySum:
     """A handle of a sum that is there already."""
 
     tensor: torch.Tensor

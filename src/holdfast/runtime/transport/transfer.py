@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
-from holdfast.runtime.transport.links.slices import NotGiven, Slices, Source
+from holdfast.runtime.transport.links.slices import NotGiven, Slices, SliceSource
 
 __all__ = ["OfferedLayer", "StateOffer", "chosen_offer", "fetch", "offer", "offered_layer"]
 
@@ -162,7 +162,7 @@ def _cut(size: int, stretch_bytes: int) -> list[tuple[int, int]]:
     return [(start, min(stretch_bytes, size - start)) for start in range(0, max(size, 1), stretch_bytes)]
 
 
-def _follow(board: _Board, source: Source) -> None:
+def _follow(board: _Board, source: SliceSource) -> None:
     """Gets from one holder what it is to give, until all is there or the holder is dropped."""
     while (stretch := board.take(source.worker)) is not None:
         try:
@@ -210,6 +210,7 @@ class _Board:
     ) -> None:
         self._wanted = wanted
         self._held = held
+        # All that follows is changed under `_changed`: by a thread per holder, and by whoever waits for the whole.
         self._changed = threading.Condition()
         self._over = False
         self._dropped: dict[WorkerId, str] = {}

@@ -13,7 +13,7 @@ from holdfast.storage.blobs import BlobStore
 from holdfast.storage.tensorlog.records import LogOf, Scan, scan
 
 __all__ = [
-    "Chunk",
+    "LogChunk",
     "check_log",
     "chunks_of",
     "collect",
@@ -33,7 +33,7 @@ _ENDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class LogChunk:
     """A chunk, as its name tells.
 
     Attributes:
@@ -65,7 +65,7 @@ def finished_name(worker: str, number: int, first: int, last: int) -> str:
     return f"{worker}/chunk-{number:08d}-{first:08d}-{last:08d}.log"
 
 
-def chunks_of(names: Iterable[str], worker: str) -> tuple[Chunk, ...]:
+def chunks_of(names: Iterable[str], worker: str) -> tuple[LogChunk, ...]:
     """Returns the chunks of one worker's log among these names, by number; what is named otherwise is none."""
     matches = (match for name in names if (match := _NAME.fullmatch(name)) and match["worker"] == worker)
     return tuple(sorted(map(_chunk, matches), key=lambda chunk: (chunk.number, chunk.finished)))
@@ -77,14 +77,14 @@ def worker_of(name: str) -> str | None:
     return None if match is None else match["worker"]
 
 
-def _chunk(match: re.Match[str]) -> Chunk:
+def _chunk(match: re.Match[str]) -> LogChunk:
     if match["open"] is not None:
-        return Chunk(name=match[0], number=int(match["open"]), first=0, last=_ENDLESS, finished=False)
+        return LogChunk(name=match[0], number=int(match["open"]), first=0, last=_ENDLESS, finished=False)
     number, first, last = (int(match[group]) for group in ("number", "first", "last"))
-    return Chunk(name=match[0], number=number, first=first, last=last, finished=True)
+    return LogChunk(name=match[0], number=number, first=first, last=last, finished=True)
 
 
-def read_chunk(store: BlobStore, chunk: Chunk, log: LogOf) -> tuple[bytes, Scan]:
+def read_chunk(store: BlobStore, chunk: LogChunk, log: LogOf) -> tuple[bytes, Scan]:
     """Reads a chunk: all of its bytes, and what they hold.
 
     Where one that is not finished is torn at its end, its writer was killed there: what comes before is all there is.

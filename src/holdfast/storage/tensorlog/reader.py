@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from holdfast.errors import LogGap
 from holdfast.plain import one_line
 from holdfast.storage.blobs import BlobStore
-from holdfast.storage.tensorlog.chunks import Chunk, chunks_of, read_chunk
-from holdfast.storage.tensorlog.records import Entry, Key, Logged, LogOf, Scan, StepMark
+from holdfast.storage.tensorlog.chunks import LogChunk, chunks_of, read_chunk
+from holdfast.storage.tensorlog.records import Entry, Key, LoggedTensor, LogOf, Scan, StepMark
 
 __all__ = ["LogReader"]
 
-Place = tuple[Chunk, int]
+Place = tuple[LogChunk, int]
 """Where an entry is: a chunk, and the number of its record there."""
 
 
@@ -82,7 +82,7 @@ class LogReader:
             self._complain(step, f"{found.mark.entries} entries were written, {len(found.entries)} are there")
         return tuple(found.entries)
 
-    def read(self, key: Key) -> Logged:
+    def read(self, key: Key) -> LoggedTensor:
         """Returns one entry of a step that is complete.
 
         Raises:
@@ -116,7 +116,7 @@ class LogReader:
                     found.take(record, (chunk, at))
         return found
 
-    def _candidates(self, step: int) -> tuple[Chunk, ...]:
+    def _candidates(self, step: int) -> tuple[LogChunk, ...]:
         """The chunks that may hold something of a step; whatever came after the first of them is there."""
         found = tuple(chunk for chunk in self._chunks if chunk.may_hold(step))
         if not found:
@@ -127,12 +127,12 @@ class LogReader:
             raise LogGap(f"{self._named(step)}: chunk {missing[0]} is missing")
         return found
 
-    def _scan(self, chunk: Chunk) -> Scan:
+    def _scan(self, chunk: LogChunk) -> Scan:
         if chunk.number not in self._scans:
             self._bytes(chunk)
         return self._scans[chunk.number]
 
-    def _bytes(self, chunk: Chunk) -> bytes:
+    def _bytes(self, chunk: LogChunk) -> bytes:
         if self._last is None or self._last[0] != chunk.number:
             data, found = read_chunk(self._store, chunk, self._log)
             self._last = chunk.number, data

@@ -27,7 +27,7 @@ __all__ = [
     "Entry",
     "Key",
     "LogOf",
-    "Logged",
+    "LoggedTensor",
     "StepMark",
     "Precision",
     "Record",
@@ -125,7 +125,7 @@ class LogOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class LoggedTensor:
     """An entry as it is read back.
 
     Attributes:
@@ -258,7 +258,7 @@ class Scan:
     end: int
     damage: CorruptBlob | None
 
-    def read(self, name: str, data: bytes, at: int) -> Logged:
+    def read(self, name: str, data: bytes, at: int) -> LoggedTensor:
         """Returns the entry whose record is number ``at``.
 
         Args:
@@ -275,7 +275,7 @@ class Scan:
         if (found := zlib.crc32(body)) != entry.crc32:
             raise CorruptBlob(f"{name}: {entry.key}", f"CRC-32 {entry.crc32:08x}", f"{found:08x}")
         spec = TensorSpec(shape=entry.shape, dtype=entry.dtype)
-        return Logged(key=entry.key, spec=spec, stored=entry.stored, data=body)
+        return LoggedTensor(key=entry.key, spec=spec, stored=entry.stored, data=body)
 
 
 def scan(name: str, data: bytes) -> Scan:

@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, CorruptBlob, StorageError
 from holdfast.storage.blobs import RESERVED_BYTES, LocalStore, check_space, synchronise
-from holdfast.storage.tensorlog.chunks import Chunk, chunks_of, finished_name, open_name, read_chunk
+from holdfast.storage.tensorlog.chunks import LogChunk, chunks_of, finished_name, open_name, read_chunk
 from holdfast.storage.tensorlog.records import (
     FORMAT,
     Buffer,
@@ -226,7 +226,7 @@ class LogWriter:
             return last.number + 1
         return last.number + self._finish_for(last)
 
-    def _finish_for(self, chunk: Chunk) -> bool:
+    def _finish_for(self, chunk: LogChunk) -> bool:
         """Makes of what is sound in it a finished chunk; returns whether there is anything, else it is deleted."""
         try:
             _, found = read_chunk(self.store, chunk, self._log)

@@ -15,6 +15,7 @@ class Peers:
     """The newest process of every other worker; for any thread."""
 
     def __init__(self) -> None:
+        # Held during `if_current`, too, so that nobody learns of a newer process between the question and the act.
         self._lock = threading.Lock()
         self._newest: dict[WorkerId, Peer] = {}
 

@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.transport.links.inbox import Incoming
 from holdfast.runtime.transport.links.wire import CHUNK_BYTES, BadFrame, Chunk, Kind, Label
 
-__all__ = ["NotGiven", "Slices", "Source"]
+__all__ = ["NotGiven", "Slices", "SliceSource"]
 
 _SLICE_BYTES = CHUNK_BYTES
 """The longest slice: one chunk."""
@@ -50,11 +50,13 @@ class Slices:
 
     def __init__(self, send: Callable[[WorkerId, Label, memoryview], None]) -> None:
         self._send = send
+        # Under the lock: any thread keeps and asks, the links' thread serves and takes what comes. Bytes are copied,
+        # and messages sent, without it.
         self._lock = threading.Lock()
         self._kept: dict[str, Mapping[int, bytes]] = {}
         self._numbers = itertools.count()
-        self._awaited: dict[tuple[WorkerId, int], tuple[Source, torch.Tensor]] = {}
-        self._sources: dict[Source, None] = {}
+        self._awaited: dict[tuple[WorkerId, int], tuple[SliceSource, torch.Tensor]] = {}
+        self._sources: dict[SliceSource, None] = {}
 
     def keep(self, key: str, parts: Mapping[int, bytes]) -> None:
         """Gives parts to whoever asks for them, until :meth:`let_go`; they are not copied, not even to be sent."""
@@ -66,7 +68,7 @@ class Slices:
         with self._lock:
             self._kept.pop(key, None)
 
-    def source(self, worker: WorkerId, key: str, *, generation: int, timeout_s: float) -> Source:
+    def source(self, worker: WorkerId, key: str, *, generation: int, timeout_s: float) -> SliceSource:
         """Returns what a worker keeps under a key, to be read and closed.
 
         Args:
@@ -75,14 +77,14 @@ class Slices:
             generation: ours; what it asks for is dropped when that is aborted.
             timeout_s: how long a slice may take.
         """
-        source = Source(self, worker, key, generation=generation, timeout_s=timeout_s)
+        source = SliceSource(self, worker, key, generation=generation, timeout_s=timeout_s)
         with self._lock:
             self._sources[source] = None
         return source
 
     # What sources do
 
-    def ask(self, source: Source, part: int, offset: int, place: torch.Tensor) -> None:
+    def ask(self, source: SliceSource, part: int, offset: int, place: torch.Tensor) -> None:
         """Asks for one slice, which goes to a place that nobody else uses."""
         with self._lock:
             if source not in self._sources:
@@ -92,7 +94,7 @@ class Slices:
         body = msgspec.msgpack.encode(_Ask(source.key, part, offset, place.numel()))
         self._send(source.worker, Label(source.generation, 0, Kind.ASK, place=number), memoryview(body))
 
-    def forget(self, source: Source) -> None:
+    def forget(self, source: SliceSource) -> None:
         """What a source has asked for has no place any more, should it come."""
         with self._lock:
             self._sources.pop(source, None)
@@ -154,17 +156,19 @@ class Slices:
         for source in self._open():
             source.fail(f"the links have ended: {error!r}")
 
-    def _open(self) -> list[Source]:
+    def _open(self) -> list[SliceSource]:
         with self._lock:
             return list(self._sources)
 
 
-class Source:
+class SliceSource:
     """What another worker keeps under a key; one thread reads it. See :meth:`Slices.source`."""
 
     def __init__(self, slices: Slices, worker: WorkerId, key: str, *, generation: int, timeout_s: float) -> None:
         self.worker, self.key, self.generation = worker, key, generation
         self._slices, self._timeout_s = slices, timeout_s
+        # The reading thread has all but `_reason`, which any thread sets, once, under the lock. While it waits for
+        # `_over` the links' thread fills `_data` and moves `_asked` and `_moved_at`.
         self._lock = threading.Lock()
         self._part = self._offset = self._asked = 0
         self._room = self._data = torch.empty(0, dtype=torch.uint8)

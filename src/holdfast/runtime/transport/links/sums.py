@@ -69,6 +69,8 @@ class Summing:
         self._own = own.detach().contiguous().view(-1)
         self._total = fresh(self._own.numel(), self._own.dtype)
         self._whole = goes_whole(self._own.nbytes, len(self._members))
+        # Under the lock what has come is added and counted, in the links' thread or in the one that began the sum,
+        # which reads `_total` only once `_open` is 0.
         self._lock = threading.Lock()
         self._asked: list[_Asked] = []
         self._open = 1 if self._whole else 1 + len(self._others)

@@ -21,7 +21,7 @@ from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.wire import MESSAGES, NO_STEP, Kind, Label, label_of
-from holdfast.runtime.transport.port import Expected, MessageKey, Ready, Sent, SumHandle, SumKey
+from holdfast.runtime.transport.port import Expected, MessageKey, ReadySum, Sent, SumHandle, SumKey
 
 __all__ = ["LinkTransport"]
 
@@ -101,7 +101,7 @@ class LinkTransport:
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
         """See Transport.all_reduce."""
         if len(key.reduction.workers) == 1 or not tensor.numel():
-            return Ready(tensor)
+            return ReadySum(tensor)
         self._check(key.generation, *(peer for peer in key.reduction.workers if peer != self._worker))
         summing = Summing(key, self._worker, tensor, self._inbox, self._connections.send)
         summing.start()

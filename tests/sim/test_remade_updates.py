@@ -101,7 +101,7 @@ def test_whatever_the_grid_and_the_delays(seed):
 
 
 @pytest.mark.parametrize("who", ["0.0", "1.1"])
-def test_a_worker_dies_at_each_effect_around_a_rollback(who):
+def test_a_worker_dies_at_each_effect_around_an_update_made_again(who):
     """From the step whose update does not stand until the next one is settled for good."""
     small = {"grid": (2, 2, 2), "scaled": 0.2, "steps": 3}
     expected = waiting(**small)
@@ -113,12 +113,12 @@ def test_a_worker_dies_at_each_effect_around_a_rollback(who):
         assert result.fired == (f"kill:{who}#{effect}",)
         (lost,) = times(result, Detected)
         interrupted += any(0 < lost - at < 0.1 for at in times(result, RolledBack))
-    assert interrupted > 10, "many of these deaths fall into the rollback, or come right after it"
+    assert interrupted > 10, "many of these deaths fall into the generation that makes it again, or come right after it"
 
 
 @pytest.mark.parametrize("kind", ["kill", "hang"])
 @pytest.mark.parametrize("point", ["detect", "install", "replay"])
-def test_a_worker_is_lost_at_each_point_of_a_rollback(point, kind):
+def test_a_worker_is_lost_at_each_point_of_making_an_update_again(point, kind):
     fault = f"{kind}:1.1@10:{point}"
     result = run(fault)
     check(result, fault)
@@ -149,7 +149,7 @@ def test_a_worker_dies_in_the_step_that_does_not_stand(where):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_coordinator_dies_around_rollbacks(seed):
+def test_the_coordinator_dies_around_updates_made_again(seed):
     draw = random.Random(seed)
     (at,) = times(run(seed=seed), RolledBack)
     deaths = [(at + draw.uniform(-0.05, 0.05), draw.uniform(0.0, 0.4))]
@@ -157,7 +157,7 @@ def test_the_coordinator_dies_around_rollbacks(seed):
     check(result, also=[f"kill-coordinator#{deaths[0][0]}"])
 
 
-def test_who_enters_during_rollbacks_gets_the_right_bits():
+def test_who_enters_while_updates_are_made_again_gets_the_right_bits():
     faults = ["kill:1.1@2:backward", "join:1.1@4"]
     for seed in range(2):
         result = run(*faults, scaled=0.4, seed=seed, steps=30)
@@ -188,7 +188,7 @@ def test_a_job_that_scales_often_waits_from_then_on():
 
 
 def test_always_scaled_still_ends():
-    """Every step is refused at first; the one after a recovery is closing, so each rollback makes progress."""
+    """Every step is refused at first; the one after a recovery is closing, so each generation makes progress."""
     result = run(scaled=1.0)
     check(result, scaled=1.0)
     assert 1 <= len(rolled_back(result)) <= 3
