@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 
 from holdfast.core.ids import WorkerId
@@ -66,7 +67,7 @@ class LayerRange:
 _Rows = tuple[tuple[WorkerId, LayerRange], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Which worker has which layers: it holds some, and follows others.
 
@@ -94,11 +95,15 @@ class Placement:
                 if any(layers.meets(held) for held in self.held_by(worker)):
                     raise ConfigError(f"worker {worker} is to follow layers {layers}, some of which it holds")
 
-    @property
+    @cached_property
     def workers(self) -> tuple[WorkerId, ...]:
         """The workers, sorted."""
         rows = sorted((*self.ranges, *self.followed)) if self.followed else self.ranges
         return tuple(dict.fromkeys(worker for worker, _ in rows))
+
+    def __contains__(self, worker: object) -> bool:
+        """Whether a worker holds or follows any layer."""
+        return isinstance(worker, WorkerId) and bool(self.held_by(worker) or self.followed_by(worker))
 
     def held_by(self, worker: WorkerId) -> tuple[LayerRange, ...]:
         """Returns the ranges that a worker holds, ascending; none if it only follows, or is not here at all."""
@@ -138,12 +143,12 @@ class Placement:
         """Returns the workers that hold a layer, sorted; empty if none does."""
         return tuple(worker for worker, layers in self.ranges if layer in layers)
 
-    @property
+    @cached_property
     def owners_by_layer(self) -> tuple[tuple[WorkerId, ...], ...]:
         """The workers that hold layer 0, 1, ..., sorted; cheaper than to ask for one layer after another."""
         return _by_layer(self.num_layers, self.ranges)
 
-    @property
+    @cached_property
     def members_by_layer(self) -> tuple[tuple[WorkerId, ...], ...]:
         """The workers that hold or follow layer 0, 1, ..., sorted: who takes part in its reductions."""
         return _by_layer(self.num_layers, sorted((*self.ranges, *self.followed)))

@@ -205,15 +205,15 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
 
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
-    if isinstance(event, CaughtUp) and event.worker in state.alive:
+    if isinstance(event, CaughtUp) and state.is_alive(event.worker):
         return on_synced(state, event)
-    if isinstance(event, Audited) and event.worker in state.alive:
+    if isinstance(event, Audited) and state.is_alive(event.worker):
         return on_audited(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
     upcoming = state.running.upcoming
     if upcoming is not None and generation == upcoming.generation and worker in state.roster.pids:
         return _on_upcoming_message(state, upcoming, event, now)
-    if generation != state.generation or state.phase is Phase.GATHERING or worker not in state.alive:
+    if generation != state.generation or state.phase is Phase.GATHERING or worker is None or not state.is_alive(worker):
         return state, ()
     match event:
         case Status(disputed=Audited() as disputed) if is_news(state, disputed):

@@ -119,7 +119,7 @@ def relay(state: Membership, blob: Blob) -> Decision:
 
 def all_told(state: Membership) -> bool:
     """Whether all members of this generation have said what they hold."""
-    return set(state.reports.statuses) >= set(state.alive)
+    return state.has_all(state.reports.statuses)
 
 
 def agreed(state: Membership, step: int) -> Decision:

@@ -27,7 +27,7 @@ def on_standing(state: Membership, status: Status) -> Decision:
     who took some held them before anybody let go of them: so all go on in the new grid.
     """
     known = {**state.reports.statuses, status.worker: status}
-    if state.past_lost or state.phase is not Phase.FORMING or not set(known) >= set(state.alive):
+    if state.past_lost or state.phase is not Phase.FORMING or not state.has_all(known):
         return on_status(state, status)
     if any(isinstance(action, Rejoin) for action in state.forming.pending):  # whoever lacks something replays it
         return on_status(state, status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -303,6 +303,11 @@ class Membership:
         absent = self.roster.lost | self.roster.arriving
         return tuple(worker for worker in self.grid.baseline.workers if worker not in absent)
 
+    def is_alive(self, worker: WorkerId) -> bool:
+        """Whether a worker is one of :attr:`alive`, which need not be gone through for that."""
+        roster = self.roster
+        return worker not in roster.lost and worker not in roster.arriving and worker in self.grid.baseline.placement
+
     @property
     def failure_every_s(self) -> float | None:
         """How often failures are to be expected: as the job says, else as often as so far; None if unknown.
@@ -319,7 +324,15 @@ class Membership:
     @property
     def all_joined(self) -> bool:
         """Whether the transport of every member of this generation stands."""
-        return self.reports.joined.issuperset(self.alive)
+        return self.has_all(self.reports.joined)
+
+    def has_all(self, workers: Collection[WorkerId]) -> bool:
+        """Whether all members of this generation are among these workers; a matter of counting while they are few.
+
+        All tell something behind a loss, one by one, and each time this is asked.
+        """
+        fewest = len(self.grid.baseline.workers) - len(self.roster.lost | self.roster.arriving)
+        return len(workers) >= fewest and all(worker in workers for worker in self.alive)
 
     @property
     def only_saves(self) -> bool:
