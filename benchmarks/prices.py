@@ -1,4 +1,4 @@
-"""What a recovery is said to cost (`recovery/price.py`) beside what it takes, with compute emulated by sleeps.
+"""What a recovery is said to cost (`recovery/actions.py`) beside what it takes, with compute emulated by sleeps.
 
 The rates of the machine (a message, a connection) are medians of runs on a smaller grid; then workers of larger grids
 are killed at several points of a step, and each action is priced and measured.

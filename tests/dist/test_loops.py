@@ -416,10 +416,10 @@ def test_an_engine_that_cannot_be_made_ends_the_job_at_once(runs, tmp_path):
     script = tmp_path / "unmade.py"
     script.write_text(
         "import pathlib, holdfast, torch\n"
-        "from holdfast.runtime.loop.stage import LoopStage\n"
+        "import holdfast.runtime.loop.stage as stages\n"
         "tried = pathlib.Path(__file__ + '.tried')\n"
         "if tried.exists():\n"
-        "    LoopStage._own = None\n"
+        "    stages.own = None\n"
         "tried.touch()\n"
         "hf = holdfast.session()\n"
         "model = torch.nn.Linear(2, 2)\n"

@@ -7,7 +7,7 @@ from tests.soak import some
 
 from holdfast.optim.digest import load_layer
 from holdfast.optim.loss_scale import LossScaling
-from holdfast.telemetry.events import Notice, RolledBack, StepOps, read_events
+from holdfast.telemetry.events import MadeAgain, Notice, StepOps, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -20,8 +20,8 @@ def survives(runs, name, *faults, overrides=(), healthy=None):
     return runs.survives(name, *faults, overrides=(*overrides, *STAGGERED), healthy=healthy)
 
 
-def rolled_back(summary):
-    return [event.step for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, RolledBack)]
+def made_again(summary):
+    return [event.step for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, MadeAgain)]
 
 
 def steps_left_out(summary):
@@ -104,7 +104,7 @@ def test_another_is_lost_while_one_comes(runs, other):
 def test_frequent_clipping_is_made_up_for_and_then_waited_for(runs):
     overrides = ("train.clip_norm=0.05", "train.steps=8")
     summary = survives(runs, "gpt", "kill:2.1@5:backward", overrides=overrides)
-    assert len(rolled_back(summary)) == 3, "then the job waits for the norm"
+    assert len(made_again(summary)) == 3, "then the job waits for the norm"
     notices = [e.text for _, e in read_events(summary.run_dir / "events.jsonl") if isinstance(e, Notice)]
     assert any("updates wait for the norm from now on" in text for text in notices)
 
@@ -114,8 +114,8 @@ def test_gradients_that_are_not_finite_leave_their_steps_out(runs, layer):
     """On one stage, which all others hear of when they have updated already; together with a kill."""
     overrides, left_out = poisoned(runs, f"model.arguments.layer={layer}")
     summary = survives(runs, "poisoned", f"kill:0.1@{min(left_out) + 1}:forward", overrides=overrides)
-    assert rolled_back(summary)
-    assert set(rolled_back(summary)) <= left_out
+    assert made_again(summary)
+    assert set(made_again(summary)) <= left_out
 
 
 @pytest.mark.parametrize("worker", some(["0.0", "1.1", "1.3"], ["1.1"]))
@@ -123,7 +123,7 @@ def test_a_kill_while_a_step_is_made_again(runs, worker):
     """On the way back from a refused step: in the recovery itself, which finds a worker in this step or the next."""
     overrides, left_out = poisoned(runs, "model.arguments.layer=1")
     summary = survives(runs, "poisoned", f"kill:{worker}@{min(left_out)}:install", overrides=overrides)
-    assert rolled_back(summary)
+    assert made_again(summary)
 
 
 def test_a_loss_scale_that_changes_ahead_of_the_verdict(runs):
@@ -135,8 +135,8 @@ def test_a_loss_scale_that_changes_ahead_of_the_verdict(runs):
     assert healthy.weights_sha256 == runs.healthy("poisoned", plain).weights_sha256
     assert healthy.state_sha256 != runs.healthy("poisoned", plain).state_sha256
     summary = survives(runs, "poisoned", f"kill:0.1@{min(left_out) + 1}:forward", overrides=overrides)
-    assert rolled_back(summary)
-    assert set(rolled_back(summary)) <= left_out
+    assert made_again(summary)
+    assert set(made_again(summary)) <= left_out
     scaling = LossScaling(initial=1024.0, growth_every=2)
     expected = scaling.first
     for step in range(8):

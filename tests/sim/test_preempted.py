@@ -10,7 +10,7 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Checkpointed, FaultInjected, Installed, Parted, RolledBack, StepOps, Synced
+from holdfast.telemetry.events import Checkpointed, FaultInjected, Installed, MadeAgain, Parted, StepOps, Synced
 from holdfast.testing.scenario import Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 
@@ -199,14 +199,14 @@ def test_while_workers_come_and_go():
 
 def test_scaled_gradients_and_staggered_updates(staggered):
     """What was only presumed is settled before it is pinned, also what does not stand."""
-    end, rolled_back = length(staggered), 0
+    end, made_again = length(staggered), 0
     for seed in range(SEEDS):
         at = random.Random(seed).uniform(0.05, 0.8) * end
         result = cluster(seed=seed, preempted_at=at, staggered=True, scaled=0.3)
         check(result, at, scaled=0.3)
-        rolled_back += any(isinstance(event, RolledBack) for _, event in result.events)
+        made_again += any(isinstance(event, MadeAgain) for _, event in result.events)
     assert states(0.3)[STEPS] != states()[STEPS]
-    assert rolled_back > SEEDS // 2
+    assert made_again > SEEDS // 2
 
 
 def test_without_enough_workers_it_ends_at_once(staggered):

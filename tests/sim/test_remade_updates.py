@@ -1,7 +1,7 @@
 """Updates ahead of the verdict that do not stand, in virtual time: all make them again, and end in the healthy bits.
 
 Gradients of some steps must be scaled. The reference is the run in which every update waits for the verdict, so nothing
-is ever rolled back there.
+is ever made again there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.planning.planner import Technique
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Agreed, Detected, Installed, Notice, RolledBack, Synced
+from holdfast.telemetry.events import Agreed, Detected, Installed, MadeAgain, Notice, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
@@ -55,7 +55,7 @@ def run(*faults, scaled=SCALED, ahead=True, grid=GRID, **options):
 def waiting(scaled=SCALED, grid=GRID, steps=STEPS):
     """The bits of the run whose updates wait, and in which nothing fails."""
     result = run(scaled=scaled, grid=grid, ahead=False, steps=steps)
-    assert of(result, RolledBack) == []
+    assert of(result, MadeAgain) == []
     return result.digest
 
 
@@ -67,8 +67,8 @@ def times(result, kind):
     return [time for time, event in result.events if isinstance(event, kind)]
 
 
-def rolled_back(result):
-    return [event.step for event in of(result, RolledBack)]
+def made_again(result):
+    return [event.step for event in of(result, MadeAgain)]
 
 
 def check(result, *faults, also=(), **options):
@@ -85,7 +85,7 @@ def test_scaling_makes_other_bits():
 def test_an_update_that_does_not_stand_is_made_again_by_all():
     result = run()
     check(result)
-    assert rolled_back(result) == [9]
+    assert made_again(result) == [9]
     assert [event.step for event in of(result, Agreed)] == [0, 10], "all keep step 9 with the gradients that they have"
     assert result.generations == 2
     assert {len(event.workers) for event in of(result, Installed)} == {6}, "nobody is lost for it"
@@ -97,7 +97,7 @@ def test_whatever_the_grid_and_the_delays(seed):
     grid = (draw.randint(1, 3), draw.randint(2, 4), draw.randint(2, 3))
     result = run(scaled=OFTEN, grid=grid, seed=seed)
     check(result, scaled=OFTEN, grid=grid)
-    assert rolled_back(result)
+    assert made_again(result)
 
 
 @pytest.mark.parametrize("who", ["0.0", "1.1"])
@@ -112,7 +112,7 @@ def test_a_worker_dies_at_each_effect_around_an_update_made_again(who):
         assert result.digest == expected, f"at effect {effect}"
         assert result.fired == (f"kill:{who}#{effect}",)
         (lost,) = times(result, Detected)
-        interrupted += any(0 < lost - at < 0.1 for at in times(result, RolledBack))
+        interrupted += any(0 < lost - at < 0.1 for at in times(result, MadeAgain))
     assert interrupted > 10, "many of these deaths fall into the generation that makes it again, or come right after it"
 
 
@@ -122,7 +122,7 @@ def test_a_worker_is_lost_at_each_point_of_making_an_update_again(point, kind):
     fault = f"{kind}:1.1@10:{point}"
     result = run(fault)
     check(result, fault)
-    assert rolled_back(result) == [9]
+    assert made_again(result) == [9]
     assert result.generations == 3
 
 
@@ -132,7 +132,7 @@ def test_a_worker_is_lost_at_each_point_of_making_an_update_again(point, kind):
 def test_a_worker_dies_in_the_step_that_does_not_stand(where):
     """Its survivors know different things of the verdict, and settle it all the same.
 
-    Before its update, the step is run again, and that one waits; from then on it is mostly rolled back.
+    Before its update, the step is run again, and that one waits; from then on it is mostly made again.
     """
     assert waiting() != waiting(0.0), "it is scaled"
     fault, found = f"kill:{where}", set()
@@ -140,10 +140,10 @@ def test_a_worker_dies_in_the_step_that_does_not_stand(where):
         result = run(fault, seed=seed)
         check(result, fault)
         again = of(result, Agreed)[-1].step == 9
-        assert rolled_back(result) in ([[]] if again else [[], [9]])
-        found.add("again" if again else "rolled back" if rolled_back(result) else "kept")
+        assert made_again(result) in ([[]] if again else [[], [9]])
+        found.add("again" if again else "made again" if made_again(result) else "kept")
     if where.endswith(("update", "commit", "verdict")):
-        assert "rolled back" in found
+        assert "made again" in found
     else:
         assert found == {"again"}
 
@@ -151,7 +151,7 @@ def test_a_worker_dies_in_the_step_that_does_not_stand(where):
 @pytest.mark.parametrize("seed", range(8))
 def test_the_coordinator_dies_around_updates_made_again(seed):
     draw = random.Random(seed)
-    (at,) = times(run(seed=seed), RolledBack)
+    (at,) = times(run(seed=seed), MadeAgain)
     deaths = [(at + draw.uniform(-0.05, 0.05), draw.uniform(0.0, 0.4))]
     result = run(seed=seed, coordinator_deaths=deaths)
     check(result, also=[f"kill-coordinator#{deaths[0][0]}"])
@@ -162,7 +162,7 @@ def test_who_enters_while_updates_are_made_again_gets_the_right_bits():
     for seed in range(2):
         result = run(*faults, scaled=0.4, seed=seed, steps=30)
         check(result, *faults, scaled=0.4, steps=30)
-        assert rolled_back(result)
+        assert made_again(result)
         assert [event.worker for event in of(result, Synced)] == ["1.1"]
 
 
@@ -172,7 +172,7 @@ def test_checkpoints_and_snapshots_hold_only_settled_states(every):
     reference = run(scaled=OFTEN, ahead=False, checkpoint_every=every)
     result = run(scaled=OFTEN, checkpoint_every=every)
     check(result, scaled=OFTEN)
-    assert rolled_back(result)
+    assert made_again(result)
     assert result.checkpoints == reference.checkpoints
     fault = "kill:1.1@7:backward"
     back = run(fault, scaled=OFTEN, strategy="snapshots", snapshot_every=every)
@@ -182,7 +182,7 @@ def test_checkpoints_and_snapshots_hold_only_settled_states(every):
 def test_a_job_that_scales_often_waits_from_then_on():
     result = run(scaled=OFTEN)
     check(result, scaled=OFTEN)
-    assert rolled_back(result) == [1, 4, 7]
+    assert made_again(result) == [1, 4, 7]
     (notice,) = of(result, Notice)
     assert notice.text == "gradients were scaled in steps 1, 4, 7: updates wait for the norm from now on"
 
@@ -191,4 +191,4 @@ def test_always_scaled_still_ends():
     """Every step is refused at first; the one after a recovery is closing, so each generation makes progress."""
     result = run(scaled=1.0)
     check(result, scaled=1.0)
-    assert 1 <= len(rolled_back(result)) <= 3
+    assert 1 <= len(made_again(result)) <= 3

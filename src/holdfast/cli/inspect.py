@@ -38,6 +38,7 @@ from holdfast.telemetry.events import (
     JobEnded,
     JobStarted,
     LibraryFilled,
+    MadeAgain,
     Migrating,
     Notice,
     Parted,
@@ -48,7 +49,6 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Replaying,
     Resumed,
-    RolledBack,
     Seated,
     StepOmitted,
     StepOps,
@@ -433,7 +433,7 @@ def _tell_members(event: Event) -> str | None:
             return f"{who} replay(s) {steps} step(s) of {what}, from the checkpoint of step {event.start}"
         case Rebuilt():
             return f"generation {event.generation} is connected"
-        case RolledBack():
+        case MadeAgain():
             return f"the updates of step {event.step} are made again: {event.why}"
         case PlanImproved():
             faster = 1 - event.period / event.before

@@ -67,7 +67,7 @@ class LayerRange:
 _Rows = tuple[tuple[WorkerId, LayerRange], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what is asked for all the time is kept
 class Placement:
     """Which worker has which layers: it holds some, and follows others.
 

@@ -30,7 +30,8 @@ from holdfast.runtime.engine.build import (
     microbatch_loader,
     probe,
 )
-from holdfast.runtime.engine.stage import ReducedLayers, Stage
+from holdfast.runtime.engine.stage import Stage
+from holdfast.runtime.engine.stepped import ReducedLayers
 from holdfast.runtime.tensors import num_bytes
 
 __all__ = ["WARM_UP", "JobLayers", "LayerBench", "measure_layers"]

@@ -147,9 +147,9 @@ class BackgroundLog:
         self._writer, self._most_bytes, self._when, self._tell = writer, most_bytes, when, tell
         self._sender = None if store is None else ChunkSender(writer, store, self._told)
         self._send_all = send_all
-        # Everything below is read and changed under `_changed`, by the thread that trains and by the one that writes.
-        # `_writer` has one user at a time: the writing thread, or, with `BEFORE_SENDING`, whoever holds `_writing`.
-        # `_tell` and the writer are never called with `_changed` held: they may wait for a disk.
+        # What follows is read and changed under `_changed`: by the thread that trains, the one that hears commands, the
+        # one that writes, and the one that sends chunks. `_writer` has one user at a time: the thread that writes, or,
+        # with `BEFORE_SENDING`, whoever holds `_writing`; it may wait for a disk, so `_changed` is not held then.
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._work: deque[_Tensor | _End | _Act] = deque()
@@ -290,8 +290,12 @@ class BackgroundLog:
         if self._when is not When.BEFORE_SENDING:
             return
         with self._writing:
-            while self._work:
-                self._process(self._work.popleft())
+            while (work := self._next()) is not None:
+                self._process(work)
+
+    def _next(self) -> _Tensor | _End | _Act | None:
+        with self._changed:
+            return self._work.popleft() if self._work else None
 
     def _set_idle(self, idle: bool) -> None:
         with self._changed:
@@ -306,10 +310,10 @@ class BackgroundLog:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._may_write() or (self._closed and not self._work))
-                if not self._work:
-                    self._writer.close()
-                    return
-                work = self._work.popleft()
+                work = self._work.popleft() if self._work else None
+            if work is None:
+                self._writer.close()
+                return
             self._process(work)
 
     def _process(self, work: _Tensor | _End | _Act) -> None:

@@ -54,7 +54,8 @@ class CheckpointWriter:
         self._send = send
         self._reach = reach
         self._work: queue.SimpleQueue[_Pinned | Callable[[], None]] = queue.SimpleQueue()
-        # Under `_changed` only: whoever pins adds to it, the writing thread takes from it, and `wait` may be anybody's.
+        # Under `_changed` only: whoever pins adds to it, the thread that writes takes from it, and anybody may wait for
+        # `written`.
         self._pending = 0
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()

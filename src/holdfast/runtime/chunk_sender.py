@@ -25,7 +25,8 @@ class ChunkSender:
     def __init__(self, writer: LogWriter, store: BlobStore, tell: Callable[[], None]) -> None:
         self._source, self._log, self._store = writer.store, writer.log, store
         self._tell = tell
-        # Under `_changed`, of any thread: what is asked for and answered. `_sent` is the sending thread's alone.
+        # Under `_changed`, of any thread: what is asked for and answered; `trouble` is one reference, and read without.
+        # `_sent` is the sending thread's alone.
         self._sent: set[str] | None = None
         self._asked = self._answered = 0
         self._before: int | None = None

@@ -72,6 +72,7 @@ class TensorLogs:
         self._names: list[str] = []
         self._reading: _Reading | None = None
         self._expected: Mapping[Key, torch.Tensor] = {}
+        self._bitwise = True
         self._stop = 0
         self._given_up = False
 
@@ -120,6 +121,7 @@ class TensorLogs:
         self._names.append(f"{self._log.worker}.{consult.generation}.{len(self._names)}")
         self._apart = self._open(self._names[-1], When.AT_ONCE)
         self._reading, self._stop = _Reading(self._readers(), consult, compares=self._compares), consult.stop
+        self._bitwise = True
 
     def consulted(self, step: int, limit_s: float) -> Mapping[Wanted, Any] | None:
         """See Logs.consulted."""
@@ -127,7 +129,7 @@ class TensorLogs:
         found = self._reading.take(step, limit_s)
         if found is None:
             return None
-        self._expected = found.expected
+        self._expected, self._bitwise = found.expected, found.bitwise
         return found.values
 
     def leave(self) -> None:
@@ -136,7 +138,7 @@ class TensorLogs:
         self._reading, self._apart, self._expected = None, None, {}
         if reading is not None:
             reading.end()
-            if not reading.bitwise:
+            if not self._bitwise:
                 self._note("replayed what was logged in lower precision: the result is not that of a run without loss")
         if apart is not None and not apart.close(_CLOSE_S):
             self._note("what it replayed could not be logged: whoever is lost next may need a checkpoint")
@@ -199,21 +201,21 @@ class TensorLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """What was read of a step; and what comes out of it, as far as that was logged."""
+    """What was read of a step; what comes out of it, as far as that was logged; whether all so far was kept exactly."""
 
     step: int
     values: Mapping[Wanted, Any]
     expected: Mapping[Key, torch.Tensor] = field(default_factory=dict)
+    bitwise: bool = True
 
 
 class _Reading:
     """Reads what a replay needs, some steps ahead of it."""
 
     def __init__(self, readers: list[LogReader], consult: Consult, *, compares: bool) -> None:
+        # The readers are the thread's alone, to its end, which nobody waits for: what it found goes over by the queue.
         self._readers, self._consult, self._compares = readers, consult, compares
         self._found: queue.Queue[_Step | Exception] = queue.Queue(maxsize=_AHEAD)
-        # The readers are the thread's alone; what it found goes over by the queue, which holds it `_AHEAD` steps ahead
-        # at most.
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="replay-reader", daemon=True).start()
 
@@ -227,11 +229,6 @@ class _Reading:
             raise found
         assert found.step == step, "steps are taken in the order in which they are read"
         return found
-
-    @property
-    def bitwise(self) -> bool:
-        """Whether all that was read was logged as exactly as it was sent."""
-        return all(reader.bitwise for reader in self._readers)
 
     def end(self) -> None:
         """Reads no further."""
@@ -264,8 +261,9 @@ class _Reading:
             values[_VERDICT] = bytes_of(vote).data.tobytes()
         numbers = sorted({number for payload, _, number in self._consult.wanted if payload is not Payload.SUM})
         ends = (_key_of((*end, number), step) for end in sorted(self._consult.ends) for number in numbers)
-        known = {key: logged.read(key) for key in ends if logged.has(key)} if self._compares and self.bitwise else {}
-        return _Step(step=step, values=values, expected=known)
+        bitwise = all(reader.bitwise for reader in self._readers)
+        known = {key: logged.read(key) for key in ends if logged.has(key)} if self._compares and bitwise else {}
+        return _Step(step=step, values=values, expected=known, bitwise=bitwise)
 
 
 class _Logged:

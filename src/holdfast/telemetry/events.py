@@ -52,7 +52,7 @@ __all__ = [
     "Rebuilt",
     "Replaying",
     "Resumed",
-    "RolledBack",
+    "MadeAgain",
     "Seated",
     "StepOmitted",
     "StepOps",
@@ -300,7 +300,7 @@ class Rebuilt(_Event, frozen=True, tag="rebuilt", kw_only=True):
     generation: int
 
 
-class RolledBack(_Event, frozen=True, tag="rolled-back", kw_only=True):
+class MadeAgain(_Event, frozen=True, tag="made-again", kw_only=True):
     """The updates of a step, made ahead of its verdict, do not stand: all make them again; ``why`` for people."""
 
     step: int
@@ -482,7 +482,7 @@ Event = (
     | Agreed
     | Rebuilt
     | Replaying
-    | RolledBack
+    | MadeAgain
     | PlanImproved
     | LibraryFilled
     | HandingOver
@@ -532,7 +532,7 @@ class EventLog:
     Args:
         path: of the file; made if it is not there.
         complain: told, once for each kind of trouble, what became of events: the kind, and a line for people. May be
-            called in any thread.
+            called in any thread, with this log's lock held: it must write nothing here.
         keeps: whether this process writes again what it finds deleted; one of a job's does.
     """
 
@@ -546,8 +546,8 @@ class EventLog:
         self._missing, self._missed_at = 0, 0.0
         self._why = ""
         # Any thread of this process may write: everything here but `path` is used under the lock, so that a line and
-        # the one about what is missing before it stay together. Other processes write to the same file: one `write` is
-        # one line.
+        # the one about what is missing before it stay together. `complain` is called with it held, and must write
+        # nothing here. Other processes write to the same file: what is written at once are whole lines.
         self._lock = threading.Lock()
         self._file: int | None = None
         self._strays: list[_Stray] = []

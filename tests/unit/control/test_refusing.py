@@ -10,7 +10,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Notice, RolledBack
+from holdfast.telemetry.events import MadeAgain, Notice
 
 from .decided import DecidedJob
 
@@ -50,7 +50,7 @@ def test_a_refusal_is_one_more_generation_of_the_same_members_and_plan():
     installed = job.commands(Install)
     assert set(installed) == set(PLAN.workers)
     assert all(each.plan == PLAN and each.staggered and not each.at_boundary for each in installed.values())
-    assert isinstance(job.recorded[0], RolledBack)
+    assert isinstance(job.recorded[0], MadeAgain)
     assert job.state.generation == 2
 
 

@@ -15,7 +15,8 @@ from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.runtime.engine.model import Loss, Model
-from holdfast.runtime.engine.stage import CommitMethod, ReducedLayers, Stage
+from holdfast.runtime.engine.stage import CommitMethod, Stage
+from holdfast.runtime.engine.stepped import ReducedLayers
 
 Load = Callable[[int, int], tuple[Tensor, Tensor]]
 

@@ -573,3 +573,26 @@ def test_no_bucket_is_both_behind_a_simulated_failure_and_before_it(options):
 
 def test_with_clipping_each_gradient_is_summed_by_itself_where_a_failure_is_simulated():
     assert simulated(progress=50, clip_norm=0.1)[1] == 6
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_model_may_have_a_length_which_says_nothing_about_it(length):
+    """The last bucket has no batch-norm of its own: statistics that go with it are those of the model, of any length."""
+
+    class Sized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 300)
+
+        def __len__(self):
+            return length
+
+        def forward(self, x):
+            return self.last(self.norm(x))
+
+    whole = Sized()
+    prepared = prepare(whole, (torch.optim.SGD(whole.parameters(), lr=0.1),), bucket_bytes=60)
+    owned = range(len(prepared.buckets))
+    stage = LoopStage(prepared=prepared, turns=AtOnce(prepared), owned=owned, numerics="exact", num_microbatches=1)
+    assert len(owned) > 1
+    assert stage.stats.buffer_names >= {"norm.running_mean", "norm.running_var"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control.membership.recovering import recover
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed
 from holdfast.control.messages import Refused
-from holdfast.telemetry.events import Notice, RolledBack
+from holdfast.telemetry.events import MadeAgain, Notice
 
 __all__ = ["on_refused"]
 
@@ -24,7 +24,7 @@ def on_refused(state: Membership, refused: Refused) -> Decision:
     if state.phase is not Phase.RUNNING:
         return state, ()
     why = "a gradient was not finite" if refused.omitted else "the gradients are scaled"
-    noted = [Record(event=RolledBack(step=refused.step, generation=state.generation, why=why))]
+    noted = [Record(event=MadeAgain(step=refused.step, generation=state.generation, why=why))]
     scaled = () if refused.omitted else (refused.step,)
     refusals = (*state.running.refusals, *scaled)[-OFTEN:]
     state = replace(state, running=replace(state.running, refusals=refusals))

@@ -79,7 +79,7 @@ class Grouping:
     Attributes:
         groups: every machine once, in order.
         recovery_s: what a lost step costs on average, each machine being as likely to be lost as any other:
-            the sum over groups of R(G) |G| / N, with R(G) as in :class:`~holdfast.planning.groups.costs.Costs`.
+            the sum over groups of R(G) |G| / N, with R(G) as in :class:`~holdfast.planning.groups.costs.GroupCosts`.
         storage_bytes: the most that is logged at once: between groups, for all steps of an interval. Whole if it is.
     """
 

@@ -47,10 +47,10 @@ from holdfast.protocol.auditing import Digests
 from holdfast.runtime.engine.auditing import SampleInputs, SampleWatch, sample_bytes
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
-from holdfast.runtime.engine.stepped import ReducedLayers, Work, part_of
+from holdfast.runtime.engine.stepped import Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, check_untied, own
 
-__all__ = ["CommitMethod", "Loader", "ReducedLayers", "Stage", "layer_seed"]
+__all__ = ["CommitMethod", "Loader", "Stage", "layer_seed"]
 
 CommitMethod: TypeAlias = Literal["shadow", "undo"]
 """How a step can be taken back: from a second copy, or by inverting it."""
@@ -157,7 +157,7 @@ class Stage(SummedStage):
         num_microbatches: micro-batches of a step, over all pipelines.
         load: the samples of a micro-batch.
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
-        commit: how a step can be taken back.
+        commit: how a step can be taken back; or what makes a layer that is taken back bitwise.
         scaling: how the scale of the loss changes; None to scale no loss.
         num_layers: layers of the model, where ``layers`` are those of the range only.
         device: where to compute.

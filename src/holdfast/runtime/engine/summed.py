@@ -56,6 +56,9 @@ class Owned:
 class SummedStage(SteppedStage[Reduced, float]):
     """Keeps, sums and updates layers whose gradients a subclass computes.
 
+    A subclass has ``forward``, ``backward`` and ``_work``, and calls :meth:`_add`. What it keeps of a step besides, it
+    drops in ``_forget`` and ``_leave_out``; what of a layer, it hands on in ``_adopt``.
+
     Args:
         owned: what is kept of each layer that this worker holds or follows, ascending.
         num_layers: of the whole model.
@@ -395,7 +398,7 @@ def own(
     uses = {dict(tie.places)[layer]: tie for tie in ties if layer in tie.layers}
     later = [name for name, tie in uses.items() if tie.layers[0] != layer]
     committed = commit(layer, module, optimizer, tied=later, scaling=scaling)
-    stats = RunningStats(layer, normed or module)
+    stats = RunningStats(layer, module if normed is None else normed)
     places: dict[ReducedLayers, list[int]] = {(layer,): [i for i, name in enumerate(names) if name not in uses]}
     for name, tie in uses.items():  # in the order of the ties, as on every other owner
         places.setdefault(tie.layers, []).extend([names.index(name)] if name in names else [])

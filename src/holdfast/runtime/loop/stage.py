@@ -133,7 +133,7 @@ class LoopStage(SummedStage):
         self._failed = False
         self._shares: Tensor | None = None
         self._sample: _ItemSample | None = None
-        last = len(prepared.buckets) - 1
+        last = len(prepared.buckets) - 1  # no two have a parameter in common: each is in the first that uses it
         super().__init__(
             {
                 index: own(
@@ -156,7 +156,7 @@ class LoopStage(SummedStage):
             device=_HOST,
             more_recorded=2 * len(logs) + _MARKS,
         )
-        self.returns, self.ends = True, prepared.ends
+        self.ends = prepared.ends
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

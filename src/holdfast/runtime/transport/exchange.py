@@ -18,7 +18,8 @@ class RelayExchange:
     def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
         self._worker = worker
         self._send = send
-        # Under `_changed`: the control thread delivers and ends generations, the driver's thread puts and waits.
+        # Under `_changed`: the control thread delivers and ends generations; threads that serve state put, one that
+        # fetches it waits.
         self._values: dict[tuple[int, str], bytes] = {}
         self._changed = threading.Condition()
         self._over = 0

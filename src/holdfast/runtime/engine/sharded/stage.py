@@ -41,7 +41,8 @@ from holdfast.runtime.engine.sharded.layer import ShardedLayer
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.shards import together, whole
 from holdfast.runtime.engine.split_backward import PendingWeights
-from holdfast.runtime.engine.stage import ReducedLayers, Stage, _Cell, _Context
+from holdfast.runtime.engine.stage import Stage, _Cell, _Context
+from holdfast.runtime.engine.stepped import ReducedLayers
 from holdfast.runtime.engine.summed import Owned
 
 __all__ = ["Companion", "ShardedStage"]
@@ -57,7 +58,8 @@ class ShardedStage(Stage):
         number: of this stage among all that these processes have: the same on each.
         outputs: what every layer returns for a whole micro-batch, whose samples are the first dimension.
         samples: of a whole micro-batch.
-        options: as for :class:`Stage`; ``numerics`` must be ``fast``.
+        options: as for :class:`Stage`; ``numerics`` must be ``fast``, and steps are taken back from copies, whatever
+            ``commit`` says.
 
     Raises:
         ConfigError: a layer cannot be sharded, or the samples of a micro-batch cannot be shared evenly.
@@ -112,7 +114,7 @@ class ShardedStage(Stage):
         return self.run_backward(command, gradient)
 
     def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
-        """See `Stage.message`."""
+        """See `SummedStage.message`."""
         self.ranks.tell(GatherSums(stage=self.number, reduction=reduction))
         self.gather_sums(reduction)
         return super().message(reduction, dissent)

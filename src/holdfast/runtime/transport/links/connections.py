@@ -51,8 +51,9 @@ class ConnectionManager:
         self._inbox = inbox
         self._peers = Peers()
         nonce = os.urandom(NONCE_BYTES)
-        # `_senders` and `_over` are any thread's, under the lock, which is not held while a sender is used: that has a
-        # lock of its own. `_readers`, `_scratch`, `_dialer` and `_listener` are the links' thread's alone.
+        # Any thread adds to `_senders` and raises `_over`, under the lock, which is not held while a sender is used:
+        # that has a lock of its own. Nobody is ever taken out, so `busy` looks without it. `_asked_busy` only ever
+        # becomes true. `_readers`, `_scratch`, `_dialer` and `_listener` are the links' thread's alone.
         self._lock = threading.Lock()
         self._senders: dict[WorkerId, Sender] = {}
         self._over = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakSet
 
-__all__ = ["LATER", "READ", "WRITE", "EventLoop", "Alarm", "watched"]
+__all__ = ["LATER", "READ", "WRITE", "EventLoop", "LoopTimer", "watched"]
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -20,7 +20,7 @@ LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(slots=True, eq=False)
-class Alarm:
+class LoopTimer:
     """Something that is done later: ``work``, at ``moment`` of the monotonic clock, seconds."""
 
     moment: float
@@ -33,7 +33,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._todo: deque[Callable[[], None]] = deque()
-        self._timers: dict[Alarm, None] = {}
+        self._timers: dict[LoopTimer, None] = {}
         self._ended = False
         _loops.add(self)
         self._alarm, alarmed = socket.socketpair()
@@ -91,13 +91,13 @@ class EventLoop:
         self.forget(connection)
         connection.close()
 
-    def after(self, seconds: float, work: Callable[[], None]) -> Alarm:
+    def after(self, seconds: float, work: Callable[[], None]) -> LoopTimer:
         """Has something done once so many seconds are over."""
-        timer = Alarm(time.monotonic() + seconds, work)
+        timer = LoopTimer(time.monotonic() + seconds, work)
         self._timers[timer] = None
         return timer
 
-    def cancel(self, timer: Alarm) -> None:
+    def cancel(self, timer: LoopTimer) -> None:
         """Has it not done, if it was not yet."""
         self._timers.pop(timer, None)
 

@@ -56,9 +56,9 @@ class Sender:
         self.worker = worker
         self._loop, self._dialer, self._peers = loop, dialer, peers
         self._tell_lost, self._left = lost, left
-        # All that follows is changed under the lock: any thread says something and writes as much as the socket takes;
-        # the loop's thread connects, goes on writing, and notices the end. With it held, only the loop and `left` are
-        # called.
+        # All that follows but `_opening`, which is the loop's thread's, is changed under the lock: any thread says
+        # something and writes as much as the socket takes; the loop's thread connects, goes on writing, and notices the
+        # end. With it held the loop is called, `left`, and `Peers`, whose lock is taken behind this one.
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._peer: Peer | None = None

@@ -50,8 +50,8 @@ class Slices:
 
     def __init__(self, send: Callable[[WorkerId, Label, memoryview], None]) -> None:
         self._send = send
-        # Under the lock: any thread keeps and asks, the links' thread serves and takes what comes. Bytes are copied,
-        # and messages sent, without it.
+        # Under the lock: any thread keeps and asks, the links' thread serves and takes what comes. Parts are neither
+        # copied nor sent under it.
         self._lock = threading.Lock()
         self._kept: dict[str, Mapping[int, bytes]] = {}
         self._numbers = itertools.count()

@@ -69,8 +69,9 @@ class Summing:
         self._own = own.detach().contiguous().view(-1)
         self._total = fresh(self._own.numel(), self._own.dtype)
         self._whole = goes_whole(self._own.nbytes, len(self._members))
-        # Under the lock what has come is added and counted, in the links' thread or in the one that began the sum,
-        # which reads `_total` only once `_open` is 0.
+        # What comes is folded in under the lock where the order does not matter; else all is added, outside it, by
+        # whoever brings `_missing` to 0. Others' shares of `_total` come straight into it. It is whole once `_open` is
+        # 0.
         self._lock = threading.Lock()
         self._asked: list[_Asked] = []
         self._open = 1 if self._whole else 1 + len(self._others)
