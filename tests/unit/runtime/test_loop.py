@@ -577,7 +577,7 @@ def test_with_clipping_each_gradient_is_summed_by_itself_where_a_failure_is_simu
 
 @pytest.mark.parametrize("length", [0, 3])
 def test_a_model_may_have_a_length_which_says_nothing_about_it(length):
-    """The last bucket has no batch-norm of its own: statistics that go with it are those of the model, of any length."""
+    """The last bucket has no batch-norm of its own: the statistics that go with it are those of the model."""
 
     class Sized(nn.Module):
         def __init__(self):
