@@ -17,6 +17,7 @@ from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.run import add_run_parser
+from holdfast.cli.simulate import add_simulate_parser
 from holdfast.cli.study import add_study_parser
 from holdfast.cli.templates import add_templates_parser
 from holdfast.cli.train import add_train_parser
@@ -49,6 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_profile_parser(commands)
     add_inspect_parser(commands)
     add_export_parser(commands)
+    add_simulate_parser(commands)
     add_study_parser(commands)
     add_certs_parser(commands)
     return parser

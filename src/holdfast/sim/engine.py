@@ -1,0 +1,664 @@
+"""A whole job in virtual time: the real decisions of the coordinator, and what they cost.
+
+Nothing is decided here. Each loss, notice and arrival goes to :func:`holdfast.control.membership.decide`, as in a real
+job, and whatever that orders takes the time that its actions' prices say. Steps take what the evaluator says of the
+plan that runs. So another strategy, or another price, is another simulation, without anything to change here.
+
+What is left out: workers that hang, raise or compute wrong; exchanges between the coordinator and single workers, which
+are told all at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from holdfast.control.checkpoint_ledger import Settled, WriteManifest
+from holdfast.control.detection import Watch
+from holdfast.control.membership import Improved, Membership, Output, Phase, Record, Tell, Tick, decide
+from holdfast.control.membership.agreement import Restoring
+from holdfast.control.membership.viewing import view_of
+from holdfast.control.messages import (
+    CaughtUp,
+    Ended,
+    Expel,
+    Hello,
+    Leaving,
+    Message,
+    NodeLost,
+    ShardWritten,
+    Shutdown,
+    StartWorker,
+    StateAt,
+    StepDone,
+    WorkerOffer,
+)
+from holdfast.control.reshaper import Reshaper
+from holdfast.core.ids import WorkerId
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Link, costs_from_profile
+from holdfast.core.progress import StepProgress
+from holdfast.errors import ConfigError, InternalError
+from holdfast.planning.remainder import progress_at
+from holdfast.planning.reshaping import Shapes
+from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, SaveCommitted
+from holdfast.recovery.rates import Rates, step_seconds
+from holdfast.recovery.rules import JobRules
+from holdfast.recovery.view import ClusterView
+from holdfast.sim.ledger import Ledger, Part
+from holdfast.sim.machines import Machines
+from holdfast.sim.replies import crossing, joined, saved, shards, statuses, writers_of
+from holdfast.sim.world import Happening, Kind, World
+from holdfast.telemetry.events import Event
+
+__all__ = ["Outcome", "Prepared", "Speeds", "simulate"]
+
+_MOST_PLANS = 512
+_UNWATCHED = Watch(limit_s=1e12)
+"""Nobody is held for lost for being silent: what is simulated is heard of at once, or after ``detect_s``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """How fast a cluster is, and how soon it notices a loss.
+
+    Attributes:
+        rates: by which actions are priced.
+        detect_s: from a machine's loss until the coordinator knows.
+        pin: how a worker copies its state in its own memory, for which training waits at a checkpoint.
+    """
+
+    rates: Rates
+    detect_s: float
+    pin: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job as it begins.
+
+    Attributes:
+        rules: what it says once and for all; of its steps there are as many as fit into the time.
+        plan: of the whole grid.
+        shapes: by which other pipelines are made; None where the strategy makes none.
+        workers_per_machine: how many consecutive workers run on one machine.
+    """
+
+    rules: JobRules
+    plan: Plan
+    shapes: Shapes | None = None
+    workers_per_machine: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        seconds: that were simulated.
+        steps: that are committed at the end.
+        healthy_s: of a step of the whole grid.
+        parts: what the seconds were good for; they add up.
+        failures: instants at which the job lost workers.
+        generations: how often the workers went over to another plan.
+        restarts: how often the job had ended, and began again from what was saved.
+        rates: from each moment on, how many seconds a step took; None: none was run.
+        events: what a real job would have written into its log, with times.
+    """
+
+    seconds: float
+    steps: int
+    healthy_s: float
+    parts: dict[Part, float]
+    failures: int
+    generations: int
+    restarts: int
+    rates: tuple[tuple[float, float | None], ...]
+    events: tuple[tuple[float, Event], ...] = ()
+
+    @property
+    def goodput(self) -> float:
+        """The share of the steps that the whole grid would have made."""
+        return self.steps * self.healthy_s / self.seconds
+
+    @property
+    def lost_s(self) -> float:
+        """The seconds that the whole grid would not have needed for the steps that were made."""
+        return self.seconds - self.steps * self.healthy_s
+
+
+def simulate(job: Prepared, world: World, speeds: Speeds) -> Outcome:
+    """Return what becomes of a job in a world.
+
+    The same arguments give the same outcome.
+
+    Raises:
+        ConfigError: the job has something that cannot be simulated.
+    """
+    return _Run(job, world, speeds).run()
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that runs.
+
+    Attributes:
+        number: which; it is how many are committed.
+        into_s: for how long it has been run, by the plan that is.
+        lasts_s: for how long it is to be run by that.
+        spent_s: for how long it had been run by others before.
+        period_s: of the plan that it began by.
+    """
+
+    number: int = 0
+    into_s: float = 0.0
+    lasts_s: float = 0.0
+    spent_s: float = 0.0
+    period_s: float = 0.0
+
+
+class _Run:
+    """One job in one world."""
+
+    def __init__(self, job: Prepared, world: World, speeds: Speeds) -> None:
+        if job.rules.logging is not None or job.rules.sampling is not None:
+            raise ConfigError("logs and audits are not simulated yet: expected logging.use off and no audits")
+        self._job, self._world, self._speeds = job, world, speeds
+        self._happenings = deque(world.happenings)
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers, self._pids = count(), count(1)
+        self._now = 0.0
+        self._ledger = Ledger()
+        self._due: deque[tuple[Part, float, Callable[[], None]]] = deque()
+        self._step, self._high, self._pinned = _Step(), 0, 0
+        self._machines = Machines(room=job.workers_per_machine)
+        self._unnoticed: list[WorkerId] = []
+        self._caught_up: list[tuple[WorkerId, int]] = []
+        self._periods: dict[Plan, float] = {}
+        self._rates: list[tuple[float, float | None]] = []
+        self._events: list[tuple[float, Event]] = []
+        self._failures = self._restarts = self._generations = 0
+        self._reshaper = None if job.shapes is None else Reshaper(job.shapes)
+        self._answered: RecoveryPlan | None = None
+        self._interrupted: tuple[Plan, float] | None = None
+        self._cut_short = False
+        self._copying: set[WorkerId] = set()
+        self._state = self._fresh(0)
+        for machine in range(world.machines):
+            self._machines.hosted[machine] = set()
+
+    # --- the course of time -------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Let all of it happen."""
+        end = self._world.lasts_s
+        self._begin()
+        while self._now < end:
+            self._ask_adviser()
+            self._pass_until(end)
+            if self._now < end:
+                self._happen()
+        return Outcome(
+            seconds=end,
+            steps=self._step.number,
+            healthy_s=self._period_of(self._job.plan),
+            parts=self._closed(),
+            failures=self._failures,
+            generations=self._generations + self._state.generations,
+            restarts=self._restarts,
+            rates=tuple(self._rates),
+            events=tuple(self._events),
+        )
+
+    def _closed(self) -> dict[Part, float]:
+        """A step that the end cuts was useful so far, if it was run for the first time."""
+        step = self._step
+        spent = step.into_s + step.spent_s
+        useful = min(spent, step.period_s) if step.number >= self._high else 0.0
+        self._ledger.book(Part.USEFUL, useful)
+        self._ledger.book(Part.REDO, spent - useful)
+        return self._ledger.closed(self._now)
+
+    def _next_moment(self) -> float:
+        happens = self._happenings[0].at_s if self._happenings else float("inf")
+        return min(happens, self._later[0][0] if self._later else float("inf"))
+
+    def _happen(self) -> None:
+        """All that is due now: what was ordered first, then what the world does, in its order."""
+        while self._later and self._later[0][0] <= self._now:
+            heappop(self._later)[2]()
+        lost: list[int] = []
+        while self._happenings and self._happenings[0].at_s <= self._now:
+            each = self._happenings.popleft()
+            if each.kind is Kind.LOST:
+                lost.append(each.machine)
+            elif each.kind is Kind.COMES:
+                self._machine_comes(each.machine)
+            else:
+                self._machine_leaves(each)
+        if lost:
+            self._machines_lost(lost)
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._at(self._now + seconds, act)
+
+    def _at(self, moment: float, act: Callable[[], None]) -> None:
+        heappush(self._later, (moment, next(self._numbers), act))
+
+    def _pass_until(self, end: float) -> None:
+        """Time passes, until something happens: what is due is paid, then steps are run, or nothing is."""
+        while self._now < (moment := min(self._next_moment(), end)):
+            left = moment - self._now
+            if self._due:
+                part, seconds, then = self._due[0]
+                paid = min(seconds, left)
+                self._advance(part, paid)
+                if paid < seconds:
+                    self._due[0] = (part, seconds - paid, then)
+                    return
+                self._due.popleft()
+                then()
+            elif self._state.phase is Phase.RUNNING:
+                self._run_steps(left)
+            else:
+                self._advance(Part.IDLE if not self._coming() else Part.RESTART, left)
+
+    def _coming(self) -> bool:
+        """Whether somebody is waited for who is on its way."""
+        return bool(self._state.roster.expected) and not self._machines.wanted
+
+    def _advance(self, part: Part, seconds: float) -> None:
+        self._ledger.book(part, seconds)
+        self._now += seconds
+
+    def _run_steps(self, seconds: float) -> None:
+        """Runs steps for so long, or until something is to be done between two of them."""
+        step = self._step
+        left = step.lasts_s - step.into_s
+        if seconds < left:
+            step.into_s += seconds
+            self._now += seconds
+            return
+        self._now += left
+        step.into_s = step.lasts_s
+        self._commit()
+        if not self._between_steps():
+            return
+        period = self._step.lasts_s
+        whole = int(min((seconds - left) / period, self._until_pinned()) - 1e-9)
+        if whole > 0 and self._step.number >= self._high and self._state.cadence is None:
+            self._ledger.book(Part.USEFUL, whole * period)
+            self._now += whole * period
+            self._step.number += whole
+            self._high = self._step.number
+
+    def _until_pinned(self) -> float:
+        """How many steps are run before the next checkpoint is pinned."""
+        every = self._every
+        return float("inf") if not every else every - self._step.number % every
+
+    @property
+    def _every(self) -> int:
+        cadence = self._state.cadence
+        return self._state.rules.checkpoint_every if cadence is None else cadence.every
+
+    def _commit(self) -> None:
+        step = self._step
+        spent = step.into_s + step.spent_s
+        first = step.number >= self._high
+        useful = min(spent, step.period_s) if first else 0.0
+        self._ledger.book(Part.USEFUL, useful)
+        self._ledger.book(Part.REDO, spent - useful)
+        self._high = max(self._high, step.number + 1)
+        self._begin_step(step.number + 1)
+
+    def _begin_step(self, number: int) -> None:
+        period = self._period_of(self._plan)
+        self._step = _Step(number=number, lasts_s=period, period_s=period)
+
+    def _between_steps(self) -> bool:
+        """Does what is due between two steps; returns whether nothing was."""
+        for worker, entered in self._caught_up:
+            if worker in self._state.catching_up:
+                self._give(
+                    CaughtUp(
+                        worker=worker,
+                        generation=self._state.generation,
+                        step=self._step.number,
+                        entered=entered,
+                        bytes=0,
+                    )
+                )
+        self._caught_up.clear()
+        every, number = self._every, self._step.number
+        if every and number % every == 0 and number > self._pinned:
+            self._pin(number)
+        if self._state.cadence is not None:
+            self._tell_steps()
+        upcoming = self._state.running.upcoming
+        if upcoming is not None:
+            view = self._view(self._state, self._state.absent)
+            price = InstallPlan(plan=upcoming.plan, at_boundary=True).price(view, self._speeds.rates)
+            self._due.append((Part.COPY, price.seconds, self._go_over))
+        return not self._due
+
+    # --- what machines do ---------------------------------------------------------------------------------------------
+
+    def _machine_comes(self, machine: int) -> None:
+        self._machines.hosted[machine] = set()
+        if self._state.phase is Phase.ENDED or not self._state.generation:
+            self._begin_again()
+            return
+        for _ in range(self._machines.room):
+            if self._machines.wanted:
+                self._start(self._machines.wanted.popleft())
+            else:
+                self._give(WorkerOffer(worker=None))
+
+    def _machine_leaves(self, each: Happening) -> None:
+        for worker in sorted(self._machines.hosted.get(each.machine, ())):
+            self._give(Leaving(worker=worker))
+        self._after(each.grace_s, lambda: self._machines_lost([each.machine]))
+
+    def _machines_lost(self, machines: list[int]) -> None:
+        """What ran there is gone; that is noticed later."""
+        gone = [worker for machine in machines for worker in sorted(self._machines.hosted.pop(machine, ()))]
+        if not gone:
+            return
+        touched = frozenset(gone) & (frozenset(self._state.alive) | self._prepared())
+        for worker in frozenset(gone) & self._state.roster.expected:  # it is started elsewhere, once there is room
+            self._start(worker)
+        self._unnoticed += gone
+        if self._state.phase is Phase.ENDED:
+            self._unnoticed.clear()
+        elif touched:
+            self._failures += 1
+            self._due.clear()  # what is under way is given up, and the time that it took stays booked
+            self._due.append((Part.RESTART, self._speeds.detect_s, self._notice))
+        else:
+            self._after(self._speeds.detect_s, self._notice)
+
+    def _prepared(self) -> frozenset[WorkerId]:
+        upcoming = self._state.running.upcoming
+        return frozenset() if upcoming is None else frozenset(upcoming.plan.workers)
+
+    def _notice(self) -> None:
+        """The coordinator hears of all that are lost by now."""
+        gone, self._unnoticed = tuple(sorted(set(self._unnoticed))), []
+        known = tuple(worker for worker in gone if worker in self._state.roster.pids)
+        if known and self._state.phase is not Phase.ENDED:
+            self._give(Tick())  # from now on it is waited for somebody, if at all
+            self._give(NodeLost(node=0, workers=known))
+
+    # --- what is decided ----------------------------------------------------------------------------------------------
+
+    def _fresh(self, step: int) -> Membership:
+        rules = self._job.rules
+        first = (StateAt(url=None if not step else "simulated", step=step),) if rules.checkpoint_every or step else ()
+        return Membership.before(rules, self._job.plan, restoring=Restoring(restorable=first), watch=_UNWATCHED)
+
+    def _begin(self) -> None:
+        """The job begins, if there are machines enough: its workers are there, and train."""
+        if self._machines.places < len(self._job.plan.workers):
+            return
+        self._machines.host_all(self._job.plan.workers)
+        self._generations += self._state.generations
+        self._state, self._answered = self._fresh(self._step.number), None
+        for worker in self._job.plan.workers:
+            self._give(Hello(worker=worker, pid=next(self._pids)))
+        for _ in range(self._machines.vacant):
+            self._give(WorkerOffer(worker=None))
+
+    def _begin_again(self) -> None:
+        """A job that has ended, or never began, begins from what was saved, once there are machines enough."""
+        if self._due or self._machines.places < len(self._job.plan.workers):
+            return
+        if self._state.phase is not Phase.ENDED:
+            self._begin()
+            return
+        self._restarts += 1
+        rates = self._speeds.rates
+        placement = self._job.plan.placement
+        loads = max(rates.loading_s(placement.layers_of(worker)) for worker in placement.workers)
+        self._due.append((Part.RESTART, rates.start_s + loads, self._begin))
+
+    def _give(self, event: Message | Tick | Settled | Improved) -> None:
+        """Has something decided, and sees to it that it is done."""
+        if not isinstance(event, StepDone):
+            self._tell_steps()
+        before = self._state
+        self._state, outputs = decide(before, event, now=self._now)
+        for output in outputs:
+            self._take(output)
+        answer = self._state.forming.answer
+        if answer is not self._answered:
+            self._answered = answer
+            if answer is not None and isinstance(answer.actions[0], Abort):
+                self._recover(before, answer)
+
+    def _give_all(self, told: Iterable[Message]) -> None:
+        """Has messages of all workers decided, as long as it is still the same that they are about."""
+        generation, phase = self._state.generation, self._state.phase
+        for each in tuple(told):
+            if (self._state.generation, self._state.phase) == (generation, phase):
+                self._give(each)
+
+    def _take(self, output: Output) -> None:
+        match output:
+            case Record(event=event):
+                self._events.append((self._now, event))
+            case WriteManifest(step=step):
+                self._after(0.0, lambda: self._give(Settled(step=step, url="simulated")))
+            case Tell(to=None, command=StartWorker(worker=worker)):
+                self._start(worker)
+            case Tell(to=WorkerId() as worker, command=Shutdown() | Expel()):
+                self._machines.leave(worker)
+            case Tell(command=Ended() as ended):
+                self._ended(ended)
+            case _:
+                pass
+
+    def _tell_steps(self) -> None:
+        """The coordinator hears of the newest step before anything else is decided."""
+        newest = self._step.number - 1
+        if self._state.phase is Phase.RUNNING and newest > self._state.last_step and self._state.alive:
+            first = self._state.alive[0]
+            self._give(StepDone(worker=first, generation=self._state.generation, step=newest, loss=None, omitted=False))
+
+    def _start(self, worker: WorkerId) -> None:
+        """A process is started where there is room, or once there is."""
+        machine = self._machines.host(worker)
+        if machine is None:
+            return
+
+        def comes() -> None:
+            here = worker in self._machines.hosted.get(machine, ())
+            if here and worker in self._state.roster.expected and self._state.phase is not Phase.ENDED:
+                self._give(Hello(worker=worker, pid=next(self._pids)))
+
+        self._after(self._speeds.rates.start_s + 2 * self._speeds.rates.control_s, comes)
+
+    def _recover(self, before: Membership, answer: RecoveryPlan) -> None:
+        """What answers a loss is paid, as far as it goes before all have said what they hold."""
+        step, plan = self._step, before.running.plan
+        self._due.clear()
+        self._note_rate(None)
+        runs = before.phase is Phase.RUNNING and plan is not None and not self._cut_short
+        self._interrupted = (plan, step.into_s) if runs and plan is not None else None
+        self._cut_short = True
+        lost = before.absent | (frozenset(before.grid.baseline.workers) & self._state.roster.lost)
+        view = replace(self._view(before, lost), elapsed_s=step.into_s)
+        seconds = 0.0
+        for action in answer.actions:
+            if action.needs_reports or isinstance(action, Await):
+                break
+            price = action.price(view, self._speeds.rates)
+            seconds += price.seconds if price.still else 0.0
+            view = action.after(view)
+        step.spent_s, step.into_s = step.spent_s + step.into_s, 0.0
+        if self._state.phase is not Phase.WAITING:
+            self._due.append((Part.RESTART, seconds, self._tell_all))
+            return
+        self._due.append((Part.RESTART, seconds, _nothing))
+        until = self._state.forming.wait_until
+        if until is not None:
+            self._at(until, self._waited)
+
+    def _waited(self) -> None:
+        if self._state.phase is Phase.WAITING:
+            self._give(Tick())
+
+    def _tell_all(self) -> None:
+        """All have said what they hold; then they go on, save, or wait."""
+        state, number = self._state, self._step.number
+        if state.restoring.loading is not None:
+            number = state.restoring.loading.step
+        every = self._state.rules.snapshot_every
+        snapshots = (number - number % every,) if every else ()
+        self._give_all(statuses(state, number, self._kept(number), snapshots))
+        if self._state.generation != state.generation:
+            return  # it was answered anew
+        if self._state.phase is Phase.RUNNING:
+            self._go_on()
+        elif self._state.phase is Phase.SAVING:
+            view = self._view(self._state, self._state.absent)
+            price = SaveCommitted().price(view, self._speeds.rates)
+            self._due.append((Part.CHECKPOINT, price.seconds, self._saved))
+
+    def _kept(self, number: int) -> dict[WorkerId, StepProgress]:
+        """What workers keep of the step that was interrupted."""
+        if self._interrupted is None or self._state.rules.keeping is None or self._state.restoring.loading is not None:
+            return {}
+        plan, elapsed = self._interrupted
+        lost = frozenset(plan.workers) - frozenset(self._state.alive)
+        return progress_at(plan, costs_from_profile(self._speeds.rates.profile), elapsed, number, lost)
+
+    def _go_on(self) -> None:
+        """All are told from where; they connect, and run."""
+        forming, rates = self._state.forming, self._speeds.rates
+        number, spent = forming.resume_step, self._step.spent_s if forming.resume_step == self._step.number else 0.0
+        if number < self._step.number:  # what was run of the step that was interrupted led nowhere
+            self._ledger.book(Part.REDO, self._step.spent_s)
+        elif number > self._step.number:
+            raise InternalError(f"step {self._step.number} was interrupted, and all go on from step {number}")
+        before = self._step
+        self._begin_step(number)
+        self._step.spent_s = spent
+        if number == before.number:
+            self._step.period_s = before.period_s or self._step.period_s
+        if forming.rest is not None:
+            updates = costs_from_profile(rates.profile).optimizer
+            placement = self._plan.placement
+            update_s = max(sum(updates[i] for i in placement.layers_of(worker)) for worker in self._plan.workers)
+            self._step.lasts_s = forming.rest.lasts + update_s + rates.message_s
+        self._cut_short = False
+        self._give_all(joined(self._state))
+        self._note_rate(self._step.lasts_s if forming.rest is None else self._period_of(self._plan))
+        self._await_copies()
+
+    def _go_over(self) -> None:
+        """All go over into the generation that was prepared."""
+        upcoming = self._state.running.upcoming
+        if upcoming is None:
+            return
+        generation, number, before = upcoming.generation, self._step.number, self._state.alive
+        for each in tuple(crossing(self._state, upcoming, number)):
+            self._give(each)
+        for worker in frozenset(before).difference(upcoming.plan.workers):
+            self._machines.leave(worker)
+        if self._state.generation < generation:
+            raise InternalError(f"generation {generation} was prepared, and nobody went over into it")
+        if self._state.phase is Phase.RUNNING:
+            self._begin_step(number)
+            self._note_rate(self._step.lasts_s)
+            self._await_copies()
+
+    def _await_copies(self) -> None:
+        """Whoever follows layers is given their state meanwhile."""
+        plan, entered = self._state.running.plan, self._step.number
+        if plan is None:
+            return
+        for worker in sorted(self._state.catching_up - self._copying):
+            self._copying.add(worker)
+            layers = plan.placement.followed_layers(worker)
+            seconds = self._speeds.rates.copying_s(layers)
+            self._after(seconds, partial(self._copied, worker, entered, self._state.roster.pids.get(worker)))
+
+    def _copied(self, worker: WorkerId, entered: int, pid: int | None) -> None:
+        self._copying.discard(worker)
+        if self._state.roster.pids.get(worker) == pid:
+            self._caught_up.append((worker, entered))
+
+    def _pin(self, number: int) -> None:
+        """Training stands still for a copy; the copy is written meanwhile."""
+        self._pinned = number
+        profile, rates, placement = self._speeds.rates.profile, self._speeds.rates, self._plan.placement
+        sizes = [
+            sum(profile.layers[layer].state_bytes for layer in placement.held_layers(worker))
+            for worker in placement.workers
+        ]
+        stall = self._speeds.pin.seconds_of(max(sizes))
+        writers = writers_of(self._plan)
+        write = max(map(rates.saving_s, writers.values()))
+        waits = stall + write if self._state.rules.synchronous else stall
+        self._due.append((Part.CHECKPOINT, waits, _nothing))
+        told = tuple(shards(number, self._state.generation, writers, stall, write))
+        self._after(max(waits, stall + write), lambda: self._written(told))
+
+    def _written(self, told: Iterable[ShardWritten]) -> None:
+        for each in told:
+            if each.worker in self._state.present and self._state.phase is not Phase.ENDED:
+                self._give(each)
+
+    def _saved(self) -> None:
+        self._give_all(saved(self._state))
+
+    def _ended(self, ended: Ended) -> None:
+        """What was saved is from where a job that begins again goes on; else the newest checkpoint is, or nothing."""
+        restorable = self._state.restoring.restorable
+        saved = ended.step if not ended.lost_layers else restorable[0].step if restorable else 0
+        self._ledger.book(Part.REDO, self._step.spent_s + self._step.into_s)
+        self._step = _Step(number=saved)
+        self._pinned = saved
+        self._due.clear()
+        self._copying.clear()
+        self._caught_up.clear()
+        self._note_rate(None)
+        self._machines.clear()
+        self._after(0.0, self._begin_again)
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _ask_adviser(self) -> None:
+        if self._reshaper is not None and self._state.phase is Phase.RUNNING and not self._due:
+            for improved in self._reshaper.news(self._state):
+                self._give(improved)
+
+    def _view(self, state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
+        return replace(view_of(state, lost), step=self._step.number)
+
+    @property
+    def _plan(self) -> Plan:
+        plan = self._state.running.plan
+        assert plan is not None, "steps are run by a plan"
+        return plan
+
+    def _period_of(self, plan: Plan) -> float:
+        if plan not in self._periods:
+            if len(self._periods) >= _MOST_PLANS:
+                self._periods.clear()
+            ahead = self._state.running.staggered
+            self._periods[plan] = step_seconds(plan, self._speeds.rates, updates_ahead=ahead)
+        return self._periods[plan]
+
+    def _note_rate(self, period: float | None) -> None:
+        if not self._rates or self._rates[-1][1] != period:
+            self._rates.append((self._now, period))
+
+
+def _nothing() -> None:
+    """Only time passes."""

@@ -1,0 +1,171 @@
+"""Draws what may happen to machines: by a mean time between failures, evenly, in racks, with notice, with repair."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.sim.traces import read_trace
+from holdfast.sim.world import Happening, Kind, World
+
+__all__ = ["FORMS", "Failures", "parse_failures", "seconds"]
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FORMS = "FILE, periodic:30m, poisson:mtbf=17h, weibull:mtbf=17h,shape=0.7 or racks:mtbf=17h,size=4"
+"""What :func:`parse_failures` knows; all but FILE may have ``repair=1h``, and ``notice=2m``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """A way in which machines fail.
+
+    Attributes:
+        kind: ``periodic``, ``poisson``, ``weibull`` or ``racks``; else a trace's path.
+        gap_s: mean seconds between two failures of the cluster.
+        shape: of Weibull's distribution; 1 is Poisson's process, less than 1 are bursts.
+        size: how many machines, of consecutive numbers, are lost at once.
+        repair_s: until another machine is there for each that is lost; None: never.
+        notice_s: for how long machines still work once they are known to go.
+    """
+
+    kind: str
+    gap_s: float = math.inf
+    shape: float = 1.0
+    size: int = 1
+    repair_s: float | None = None
+    notice_s: float = 0.0
+
+    @property
+    def is_trace(self) -> bool:
+        """Whether it is what a file tells."""
+        return self.kind not in _GAPS
+
+    def draw(self, machines: int, lasts_s: float, seed: str) -> World:
+        """Return one world, the same for the same arguments.
+
+        Args:
+            machines: how many there are in the beginning; not asked for a trace, which says it.
+            lasts_s: of which it is to tell.
+            seed: of gaps and victims.
+
+        Raises:
+            ConfigError: a trace cannot be read.
+        """
+        if self.is_trace:
+            return read_trace(Path(self.kind), lasts_s=lasts_s, seed=random.Random(seed).getrandbits(31))
+        gaps, victims = random.Random(f"{seed}:gaps"), random.Random(f"{seed}:victims")
+        there, known = list(range(machines)), machines
+        found: list[Happening] = []
+        back: list[tuple[float, int]] = []
+        for at in self._instants(gaps, lasts_s):
+            while back and back[0][0] < at:
+                there.append(heappop(back)[1])
+            if not there:
+                break
+            for machine in self._victims(there, victims):
+                there.remove(machine)
+                kind = Kind.LEAVES if self.notice_s else Kind.LOST
+                found.append(Happening(at_s=at, kind=kind, machine=machine, grace_s=self.notice_s))
+                if self.repair_s is not None and (again := at + self.notice_s + self.repair_s) < lasts_s:
+                    found.append(Happening(at_s=again, kind=Kind.COMES, machine=known))
+                    heappush(back, (again, known))
+                    known += 1
+        found.sort(key=lambda each: (each.at_s, each.kind is Kind.COMES, each.machine))
+        return World(machines=machines, happenings=_renamed(found, machines), lasts_s=lasts_s)
+
+    def _instants(self, gaps: random.Random, lasts_s: float) -> Iterator[float]:
+        at = 0.0
+        while (at := at + _GAPS[self.kind](self, gaps)) < lasts_s:
+            yield at
+
+    def _victims(self, there: list[int], drawn: random.Random) -> list[int]:
+        first = drawn.choice(there)
+        if self.size == 1:
+            return [first]
+        rack = first // self.size
+        return [machine for machine in sorted(there) if machine // self.size == rack]
+
+
+def _renamed(found: list[Happening], machines: int) -> tuple[Happening, ...]:
+    """Machines that come are numbered in the order of their coming."""
+    names: dict[int, int] = {}
+    for each in found:
+        if each.kind is Kind.COMES:
+            names[each.machine] = machines + len(names)
+    return tuple(
+        Happening(at_s=each.at_s, kind=each.kind, machine=names.get(each.machine, each.machine), grace_s=each.grace_s)
+        for each in found
+    )
+
+
+def _weibull(failures: Failures, gaps: random.Random) -> float:
+    return gaps.weibullvariate(failures.gap_s / math.gamma(1 + 1 / failures.shape), failures.shape)
+
+
+_GAPS: Mapping[str, Callable[[Failures, random.Random], float]] = {
+    "periodic": lambda failures, gaps: failures.gap_s,
+    "poisson": lambda failures, gaps: gaps.expovariate(1 / failures.gap_s),
+    "racks": lambda failures, gaps: gaps.expovariate(1 / failures.gap_s),
+    "weibull": _weibull,
+}
+
+
+def parse_failures(text: str) -> Failures:
+    """Return the way that a text names; see `FORMS`.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind not in _GAPS:
+        if colon and not Path(text).exists():
+            raise ConfigError(f"--trace {text}: expected {FORMS}")
+        return Failures(kind=text)
+    parts = [part for part in rest.split(",") if part]
+    if parts and "=" not in parts[0]:  # the mean time, in short
+        parts[0] = f"mtbf={parts[0]}"
+    given = {key: value for key, _, value in (part.partition("=") for part in parts)}
+    known = {"mtbf", "shape", "size", "repair", "notice"}
+    if "mtbf" not in given or given.keys() - known:
+        raise ConfigError(f"--trace {text}: expected {FORMS}")
+    if ("shape" in given) != (kind == "weibull") or ("size" in given) != (kind == "racks"):
+        raise ConfigError(f"--trace {text}: shape= goes with weibull, and size= with racks; expected {FORMS}")
+    return Failures(
+        kind=kind,
+        gap_s=seconds(given["mtbf"], f"--trace {text}"),
+        shape=_number(given.get("shape", "1"), text),
+        size=round(_number(given.get("size", "1"), text)),
+        repair_s=seconds(given["repair"], f"--trace {text}") if "repair" in given else None,
+        notice_s=seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0,
+    )
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1e6:
+        raise ConfigError(f"--trace {whole}: expected a number above 0, got {text!r}")
+    return found
+
+
+def seconds(text: str, where: str) -> float:
+    """Return a time such as ``90s``, ``30m``, ``17h`` or ``2d`` in seconds.
+
+    Raises:
+        ConfigError: it is none, or not above 0.
+    """
+    unit = _UNITS.get(text[-1:], 0.0)
+    try:
+        found = float(text[:-1]) * unit
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise ConfigError(f"{where}: expected a time such as 90s, 30m, 17h or 2d, got {text!r}")
+    return found

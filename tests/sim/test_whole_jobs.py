@@ -1,0 +1,73 @@
+"""A job that is simulated whole is as fast as one in which every worker, message and operation is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.sim.test_prices import PLAN, RATES
+
+from holdfast.core.faults import Fault
+from holdfast.core.profile import Link
+from holdfast.sim.engine import Prepared, Speeds, simulate
+from holdfast.sim.world import Happening, Kind, World
+from holdfast.telemetry.events import Agreed, Detected, FaultInjected, Installed, StepOps
+from holdfast.testing.scenario import Scenario
+from holdfast.testing.virtual import VirtualCluster
+
+STEPS = 120
+KEPT = {"step_log": True}
+CASES = {
+    "adaptive": (["kill:1.1@30:backward"], KEPT),
+    "adaptive, run again whole": (["kill:1.1@30:backward"], {}),
+    "adaptive, three of them": (["kill:1.1@30:backward", "kill:0.2@60:forward", "kill:2.3@61:reduce"], KEPT),
+    "adaptive, and one comes back": (["kill:1.1@30:backward", "join:1.1@60"], KEPT),
+    "checkpoint-restart": (["kill:1.1@37:backward"], {"checkpoint_every": 10, "wait_for_replacement": 9.0}),
+    "snapshots": (["kill:1.1@39:backward"], {"checkpoint_every": 50, "snapshot_every": 10}),
+}
+
+
+def times(result, kind):
+    return [at for at, event in result.events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_takes_as_long(case, seed):
+    faults, options = CASES[case]
+    strategy = case.partition(",")[0]
+    parsed = [Fault.parse(text) for text in faults]
+    cluster = VirtualCluster(
+        Scenario(plan=PLAN, rates=RATES, faults=parsed, steps=STEPS, seed=seed, strategy=strategy, **options)
+    )
+    begins = cluster._begins
+    run = cluster.run()
+    assert run.outcome == "done", run.detail
+    assert set(run.fired) == {*map(str, parsed)}
+    ops = [(event.step, op) for _, event in run.events if isinstance(event, StepOps) for op in event.ops]
+    began = min(op[3] for step, op in ops if step == 0)
+    ended = max(op[4] for step, op in ops if step == STEPS - 1)
+
+    struck = [(at - began, event) for at, event in run.events if isinstance(event, FaultInjected)]
+    machines = {worker: index for index, worker in enumerate(map(str, PLAN.workers))}
+    happenings = tuple(
+        Happening(at_s=at, kind=Kind.LOST, machine=machines[event.worker])
+        if event.kind == "kill"
+        else Happening(at_s=at, kind=Kind.COMES, machine=len(machines))
+        for at, event in struck
+    )
+    noticed = [at - began for at in times(run, Detected)]
+    lost = [each.at_s for each in happenings if each.kind is Kind.LOST]
+    detect_s = sum(noticed) / len(noticed) - sum(lost) / len(lost)
+    speeds = Speeds(rates=RATES, detect_s=detect_s, pin=Link(latency_s=0.0, bytes_per_s=1e18))
+    if strategy in ("checkpoint-restart", "snapshots"):  # a process is started where the lost one was
+        happenings += tuple(Happening(at_s=at + detect_s, kind=Kind.COMES, machine=99) for at in lost)
+    prepared = Prepared(rules=replace(begins.rules, steps=10**9), plan=begins.grid.baseline)
+    world = World(machines=len(machines), happenings=happenings, lasts_s=ended - began)
+    outcome = simulate(prepared, world, speeds)
+    assert outcome.steps == pytest.approx(STEPS, rel=0.01)
+    assert len([1 for _, event in outcome.events if isinstance(event, Installed)]) == len(times(run, Installed))
+    again = [event.goes_on for _, event in run.events if isinstance(event, Agreed)]
+    assert [event.goes_on for _, event in outcome.events if isinstance(event, Agreed)] == again
+    dearer = replace(speeds, detect_s=speeds.detect_s + 2 * outcome.healthy_s)
+    assert simulate(prepared, world, dearer).steps < outcome.steps

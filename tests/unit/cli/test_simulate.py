@@ -1,0 +1,133 @@
+"""``holdfast simulate``: its JSON, its table, and what it says to what cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.commands import run_command
+from holdfast.sim.compare import interval
+
+ROOT = Path(__file__).resolve().parents[3]
+PROFILE = ROOT / "profiles" / "gpt3-medium-350m.json"
+JOB = f"""
+name: medium
+model: {{kind: gpt, layers: 24, width: 64, heads: 4, context: 64}}
+data: {{kind: text, path: stdlib}}
+grid: {{pipelines: 3, stages: 2, microbatches: 4, microbatch_size: 2}}
+optimizer: {{kind: adamw, lr: 3.0e-4}}
+train: {{steps: 40, seed: 0, profile: {PROFILE}}}
+resilience: {{wait_for_replacement: 60}}
+checkpoint: {{every: 200}}
+"""
+PARTS = {"useful", "redo", "copy", "restart", "checkpoint", "idle"}
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def simulated(capsys, *arguments):
+    assert run_command(["simulate", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    try:
+        code = run_command(["simulate", *map(str, arguments)])
+    except SystemExit as error:
+        code = error.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_json_has_what_was_promised_and_is_the_same_again(capsys, job):
+    flags = (
+        "--trace poisson:mtbf=30m,repair=30m --strategies adaptive,checkpoint-restart --hours 3 --runs 2 --format json"
+    )
+    command = (job, *flags.split())
+    told = simulated(capsys, *command)
+    found = json.loads(told)
+    assert simulated(capsys, *command) == told
+    assert set(found["strategies"]) == {"adaptive", "checkpoint-restart"}
+    for row in found["strategies"].values():
+        assert set(row) >= {"throughput", "goodput", "lost_s", "breakdown", "failures", "ci95"}
+        assert set(row["breakdown"]) == PARTS
+        assert math.fsum(row["breakdown"].values()) == pytest.approx(3 * 3600) == pytest.approx(found["seconds"])
+        low, high = row["ci95"]
+        assert low <= row["throughput"] <= high
+    redone = [found["strategies"][name]["breakdown"]["redo"] for name in ("adaptive", "checkpoint-restart")]
+    assert 0 < redone[0] < redone[1]
+    assert found["assumptions"]["start_s"] == 5
+    other = json.loads(simulated(capsys, *command, "--seed", 1))
+    assert other["strategies"]["adaptive"]["throughput"] != found["strategies"]["adaptive"]["throughput"]
+
+
+def test_a_table_is_for_people(capsys, job):
+    told = simulated(
+        capsys, job, "--trace", "periodic:1h,repair=10m", "--hours", 2.5, "--speeds", "start_s=30,copy=1e9"
+    )
+    head, table = told.split("\n\n")
+    assert "a step of 24 samples" in head
+    assert "1 run(s) of 2.5 h; on average 2 failures" in head
+    assert "start_s 30" in head
+    names, row = table.splitlines()
+    assert names.split()[:2] == ["strategy", "samples/s"]
+    assert row.split()[0] == "auto"
+
+
+def test_a_trace_is_followed_as_far_as_it_goes(capsys, job, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "".join(f"0,add,n{i}\n" for i in range(6)) + "3600000,remove,n2\n7200000,add,n6\n9000000,remove,n1\n"
+    )
+    found = json.loads(simulated(capsys, job, "--trace", trace, "--format", "json"))
+    assert found["seconds"] == 9000
+    (row,) = found["strategies"].values()
+    assert row["failures"] == 1
+    assert row["ci95"] == [row["throughput"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--trace", "hourly:1h"), "--trace hourly:1h: expected FILE, periodic:30m"),
+        (("--trace", "gone.csv"), "gone.csv: cannot be read: No such file"),
+        (("--trace", "poisson:mtbf=1h", "--strategies", "adaptive,hope"), "hope"),
+        (("--trace", "poisson:mtbf=1h", "--strategies", "adaptive,,"), "--strategies adaptive,,: expected names"),
+        (
+            ("--trace", "poisson:mtbf=1h", "--set", "checkpoint.every=0", "--strategies", "checkpoint-restart"),
+            "checkpoint.every",
+        ),
+        (("--trace", "poisson:mtbf=1h", "--speeds", "start_s=0"), "--speeds start_s=0: expected NAME=NUMBER above 0"),
+        (("--trace", "poisson:mtbf=1h", "--speeds", "warp=9"), "--speeds warp=9: expected NAME=NUMBER"),
+        (("--trace", "poisson:mtbf=1h", "--set", "train.profile=null"), "train.profile: without it nothing is known"),
+        (("--trace", "poisson:mtbf=1h", "--profile", "gone.json"), "gone.json"),
+        (("--trace", "poisson:mtbf=1h", "--set", "model.layers=12"), "is it the profile of another model?"),
+        (("--trace", "poisson:mtbf=1h", "--hours", "0"), "--hours"),
+        (("--trace", "poisson:mtbf=1h", "--set", "logging.use=on"), "logs and audits are not simulated yet"),
+        ((), "--trace"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_in_a_line(capsys, job, arguments, told):
+    assert told in refused(capsys, job, *arguments)
+
+
+def test_a_trace_that_is_too_small_for_the_job_is_told(capsys, job, tmp_path):
+    trace = tmp_path / "small.csv"
+    trace.write_text("0,add,a\n0,add,b\n60000,remove,a\n")
+    assert "never are more than 2 machines there, and the job needs 6" in refused(capsys, job, "--trace", trace)
+
+
+def test_an_interval_gets_smaller_with_more_runs():
+    assert interval([1.0, 2.0, 3.0])[0] == pytest.approx(2 - 4.303 / 3**0.5)
+    wide, narrow = interval([0.0, 1.0] * 8), interval([0.0, 1.0] * 60)
+    assert wide[0] < narrow[0] < 0.5 < narrow[1] < wide[1]
