@@ -541,10 +541,10 @@ class _Run:
         """All are told from where; they connect, and run."""
         forming, rates = self._state.forming, self._speeds.rates
         number, spent = forming.resume_step, self._step.spent_s if forming.resume_step == self._step.number else 0.0
-        if number < self._step.number:  # what was run of the step that was interrupted led nowhere
+        if number > self._high:
+            raise InternalError(f"{self._high} steps were ever committed, and all go on from step {number}")
+        if number != self._step.number:  # a checkpoint is loaded: what was run of the step led nowhere
             self._ledger.book(Part.REDO, self._step.spent_s)
-        elif number > self._step.number:
-            raise InternalError(f"step {self._step.number} was interrupted, and all go on from step {number}")
         before = self._step
         self._begin_step(number)
         self._step.spent_s = spent

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[3]
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 JOBS = sorted((ROOT / "examples").rglob("*.yaml"))
 _NAMED = re.compile(
-    r"holdfast (?:train|plan|profile|study|groups|simulate) (?!(?:JOB|job)\b)([\w./-]+\.yaml)|\b(examples/[\w./-]+\.(?:yaml|py))"
+    r"holdfast (?:train|plan|profile|study|groups|simulate) (?!(?:JOB|job)\b)([\w./-]+\.yaml)"
+    r"|\b(examples/[\w./-]+\.(?:yaml|py))"
 )
 
 

@@ -21,7 +21,7 @@ from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed, speeds_of
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.strategies.registry import STRATEGIES
-from holdfast.telemetry.events import Checkpointed, Detected, Installed, Parted, Synced
+from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Parted, Synced
 
 LAYERS, HOUR = 4, 3600.0
 PROFILE = Profile(
@@ -179,3 +179,18 @@ def test_several_workers_of_one_machine_are_lost_together():
 def test_what_cannot_be_simulated_yet_is_told():
     with pytest.raises(ConfigError, match="logs and audits are not simulated yet"):
         simulate(job(logging=Logging()), world(), SPEEDS)
+
+
+def test_a_checkpoint_that_is_complete_only_after_a_loss_is_of_use_at_the_next():
+    """It is of a later step than those that are run again meanwhile: they need not be run any further."""
+    slow = speeds_of(PROFILE, Assumed(save=5e6))
+    period = simulate(job("checkpoint-restart"), world(), slow).healthy_s
+    first = 100.5 * period + 2  # the checkpoint of step 100 is being written
+    once = simulate(job("checkpoint-restart"), world(lost(first, 1), comes(first + 1, 6)), slow)
+    ((complete, _),) = [row for row in of(once, Checkpointed) if row[1].step == 100]
+    again = complete + period / 2
+    resumed = of(once, Agreed)[-1]
+    assert first < resumed[0] < again < resumed[0] + (100 - resumed[1].step) * period, "step 100 is not reached again"
+    failing = world(lost(first, 1), comes(first + 1, 6), lost(again, 2), comes(again + 1, 7))
+    outcome = simulate(job("checkpoint-restart"), failing, slow)
+    assert [event.step for _, event in of(outcome, Agreed)][1:] == [resumed[1].step, 100]
