@@ -11,10 +11,9 @@ are told all at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from heapq import heappop, heappush
 from itertools import count
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
@@ -49,9 +48,11 @@ from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, S
 from holdfast.recovery.rates import Rates, step_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
-from holdfast.sim.ledger import Ledger, Part
+from holdfast.sim.clock import Clock
+from holdfast.sim.ledger import Part
 from holdfast.sim.machines import Machines
 from holdfast.sim.replies import crossing, joined, saved, shards, statuses, writers_of
+from holdfast.sim.steps import Steps
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.telemetry.events import Event
 
@@ -142,25 +143,6 @@ def simulate(job: Prepared, world: World, speeds: Speeds) -> Outcome:
     return _Run(job, world, speeds).run()
 
 
-@dataclass(slots=True)
-class _Step:
-    """The step that runs.
-
-    Attributes:
-        number: which; it is how many are committed.
-        into_s: for how long it has been run, by the plan that is.
-        lasts_s: for how long it is to be run by that.
-        spent_s: for how long it had been run by others before.
-        period_s: of the plan that it began by.
-    """
-
-    number: int = 0
-    into_s: float = 0.0
-    lasts_s: float = 0.0
-    spent_s: float = 0.0
-    period_s: float = 0.0
-
-
 class _Run:
     """One job in one world."""
 
@@ -169,12 +151,8 @@ class _Run:
             raise ConfigError("logs and audits are not simulated yet: expected logging.use off and no audits")
         self._job, self._world, self._speeds = job, world, speeds
         self._happenings = deque(world.happenings)
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers, self._pids = count(), count(1)
-        self._now = 0.0
-        self._ledger = Ledger()
-        self._due: deque[tuple[Part, float, Callable[[], None]]] = deque()
-        self._step, self._high, self._pinned = _Step(), 0, 0
+        self._clock, self._pids = Clock(), count(1)
+        self._steps, self._pinned = Steps(self._clock.ledger), 0
         self._machines = Machines(room=job.workers_per_machine)
         self._unnoticed: list[WorkerId] = []
         self._caught_up: list[tuple[WorkerId, int]] = []
@@ -197,16 +175,17 @@ class _Run:
         """Let all of it happen."""
         end = self._world.lasts_s
         self._begin()
-        while self._now < end:
+        while self._clock.now < end:
             self._ask_adviser()
             self._pass_until(end)
-            if self._now < end:
+            if self._clock.now < end:
                 self._happen()
+        self._steps.close()
         return Outcome(
             seconds=end,
-            steps=self._step.number,
+            steps=self._steps.number,
             healthy_s=self._period_of(self._job.plan),
-            parts=self._closed(),
+            parts=self._clock.ledger.closed(end),
             failures=self._failures,
             generations=self._generations + self._state.generations,
             restarts=self._restarts,
@@ -214,25 +193,11 @@ class _Run:
             events=tuple(self._events),
         )
 
-    def _closed(self) -> dict[Part, float]:
-        """A step that the end cuts was useful so far, if it was run for the first time."""
-        step = self._step
-        spent = step.into_s + step.spent_s
-        useful = min(spent, step.period_s) if step.number >= self._high else 0.0
-        self._ledger.book(Part.USEFUL, useful)
-        self._ledger.book(Part.REDO, spent - useful)
-        return self._ledger.closed(self._now)
-
-    def _next_moment(self) -> float:
-        happens = self._happenings[0].at_s if self._happenings else float("inf")
-        return min(happens, self._later[0][0] if self._later else float("inf"))
-
     def _happen(self) -> None:
         """All that is due now: what was ordered first, then what the world does, in its order."""
-        while self._later and self._later[0][0] <= self._now:
-            heappop(self._later)[2]()
+        self._clock.do_what_is_due()
         lost: list[int] = []
-        while self._happenings and self._happenings[0].at_s <= self._now:
+        while self._happenings and self._happenings[0].at_s <= self._clock.now:
             each = self._happenings.popleft()
             if each.kind is Kind.LOST:
                 lost.append(each.machine)
@@ -243,82 +208,49 @@ class _Run:
         if lost:
             self._machines_lost(lost)
 
-    def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        self._at(self._now + seconds, act)
-
-    def _at(self, moment: float, act: Callable[[], None]) -> None:
-        heappush(self._later, (moment, next(self._numbers), act))
-
     def _pass_until(self, end: float) -> None:
-        """Time passes, until something happens: what is due is paid, then steps are run, or nothing is."""
-        while self._now < (moment := min(self._next_moment(), end)):
-            left = moment - self._now
-            if self._due:
-                part, seconds, then = self._due[0]
-                paid = min(seconds, left)
-                self._advance(part, paid)
-                if paid < seconds:
-                    self._due[0] = (part, seconds - paid, then)
-                    return
-                self._due.popleft()
-                then()
+        """Time passes, until something happens: what is owed is paid, then steps are run, or nothing is."""
+        clock = self._clock
+        happens = self._happenings[0].at_s if self._happenings else end
+        while clock.now < (moment := min(clock.next_moment, happens, end)):
+            left = moment - clock.now
+            if clock.owes:
+                clock.pay(left)
             elif self._state.phase is Phase.RUNNING:
                 self._run_steps(left)
             else:
-                self._advance(Part.IDLE if not self._coming() else Part.RESTART, left)
+                clock.advance(Part.IDLE if not self._coming() else Part.RESTART, left)
 
     def _coming(self) -> bool:
         """Whether somebody is waited for who is on its way."""
         return bool(self._state.roster.expected) and not self._machines.wanted
 
-    def _advance(self, part: Part, seconds: float) -> None:
-        self._ledger.book(part, seconds)
-        self._now += seconds
-
     def _run_steps(self, seconds: float) -> None:
         """Runs steps for so long, or until something is to be done between two of them."""
-        step = self._step
-        left = step.lasts_s - step.into_s
+        steps, clock = self._steps, self._clock
+        left = steps.lasts_s - steps.into_s
         if seconds < left:
-            step.into_s += seconds
-            self._now += seconds
+            steps.into_s += seconds
+            clock.now += seconds
             return
-        self._now += left
-        step.into_s = step.lasts_s
-        self._commit()
-        if not self._between_steps():
+        clock.now += left
+        steps.commit(self._period_of(self._plan))
+        if not self._between_steps() or not steps.is_first_time or self._state.cadence is not None:
             return
-        period = self._step.lasts_s
-        whole = int(min((seconds - left) / period, self._until_pinned()) - 1e-9)
-        if whole > 0 and self._step.number >= self._high and self._state.cadence is None:
-            self._ledger.book(Part.USEFUL, whole * period)
-            self._now += whole * period
-            self._step.number += whole
-            self._high = self._step.number
+        whole = int(min((seconds - left) / steps.lasts_s, self._until_pinned()) - 1e-9)
+        if whole > 0:
+            clock.now += whole * steps.lasts_s
+            steps.commit_whole(whole)
 
     def _until_pinned(self) -> float:
         """How many steps are run before the next checkpoint is pinned."""
         every = self._every
-        return float("inf") if not every else every - self._step.number % every
+        return float("inf") if not every else every - self._steps.number % every
 
     @property
     def _every(self) -> int:
         cadence = self._state.cadence
         return self._state.rules.checkpoint_every if cadence is None else cadence.every
-
-    def _commit(self) -> None:
-        step = self._step
-        spent = step.into_s + step.spent_s
-        first = step.number >= self._high
-        useful = min(spent, step.period_s) if first else 0.0
-        self._ledger.book(Part.USEFUL, useful)
-        self._ledger.book(Part.REDO, spent - useful)
-        self._high = max(self._high, step.number + 1)
-        self._begin_step(step.number + 1)
-
-    def _begin_step(self, number: int) -> None:
-        period = self._period_of(self._plan)
-        self._step = _Step(number=number, lasts_s=period, period_s=period)
 
     def _between_steps(self) -> bool:
         """Does what is due between two steps; returns whether nothing was."""
@@ -328,13 +260,13 @@ class _Run:
                     CaughtUp(
                         worker=worker,
                         generation=self._state.generation,
-                        step=self._step.number,
+                        step=self._steps.number,
                         entered=entered,
                         bytes=0,
                     )
                 )
         self._caught_up.clear()
-        every, number = self._every, self._step.number
+        every, number = self._every, self._steps.number
         if every and number % every == 0 and number > self._pinned:
             self._pin(number)
         if self._state.cadence is not None:
@@ -343,8 +275,8 @@ class _Run:
         if upcoming is not None:
             view = self._view(self._state, self._state.absent)
             price = InstallPlan(plan=upcoming.plan, at_boundary=True).price(view, self._speeds.rates)
-            self._due.append((Part.COPY, price.seconds, self._go_over))
-        return not self._due
+            self._clock.owe(Part.COPY, price.seconds, self._go_over)
+        return not self._clock.owes
 
     # --- what machines do ---------------------------------------------------------------------------------------------
 
@@ -362,7 +294,7 @@ class _Run:
     def _machine_leaves(self, each: Happening) -> None:
         for worker in sorted(self._machines.hosted.get(each.machine, ())):
             self._give(Leaving(worker=worker))
-        self._after(each.grace_s, lambda: self._machines_lost([each.machine]))
+        self._clock.after(each.grace_s, lambda: self._machines_lost([each.machine]))
 
     def _machines_lost(self, machines: list[int]) -> None:
         """What ran there is gone; that is noticed later."""
@@ -377,10 +309,10 @@ class _Run:
             self._unnoticed.clear()
         elif touched:
             self._failures += 1
-            self._due.clear()  # what is under way is given up, and the time that it took stays booked
-            self._due.append((Part.RESTART, self._speeds.detect_s, self._notice))
+            self._clock.forgive()  # what is under way is given up, and the time that it took stays booked
+            self._clock.owe(Part.RESTART, self._speeds.detect_s, self._notice)
         else:
-            self._after(self._speeds.detect_s, self._notice)
+            self._clock.after(self._speeds.detect_s, self._notice)
 
     def _prepared(self) -> frozenset[WorkerId]:
         upcoming = self._state.running.upcoming
@@ -407,7 +339,7 @@ class _Run:
             return
         self._machines.host_all(self._job.plan.workers)
         self._generations += self._state.generations
-        self._state, self._answered = self._fresh(self._step.number), None
+        self._state, self._answered = self._fresh(self._steps.number), None
         for worker in self._job.plan.workers:
             self._give(Hello(worker=worker, pid=next(self._pids)))
         for _ in range(self._machines.vacant):
@@ -415,7 +347,7 @@ class _Run:
 
     def _begin_again(self) -> None:
         """A job that has ended, or never began, begins from what was saved, once there are machines enough."""
-        if self._due or self._machines.places < len(self._job.plan.workers):
+        if self._clock.owes or self._machines.places < len(self._job.plan.workers):
             return
         if self._state.phase is not Phase.ENDED:
             self._begin()
@@ -424,14 +356,14 @@ class _Run:
         rates = self._speeds.rates
         placement = self._job.plan.placement
         loads = max(rates.loading_s(placement.layers_of(worker)) for worker in placement.workers)
-        self._due.append((Part.RESTART, rates.start_s + loads, self._begin))
+        self._clock.owe(Part.RESTART, rates.start_s + loads, self._begin)
 
     def _give(self, event: Message | Tick | Settled | Improved) -> None:
         """Has something decided, and sees to it that it is done."""
         if not isinstance(event, StepDone):
             self._tell_steps()
         before = self._state
-        self._state, outputs = decide(before, event, now=self._now)
+        self._state, outputs = decide(before, event, now=self._clock.now)
         for output in outputs:
             self._take(output)
         answer = self._state.forming.answer
@@ -450,9 +382,9 @@ class _Run:
     def _take(self, output: Output) -> None:
         match output:
             case Record(event=event):
-                self._events.append((self._now, event))
+                self._events.append((self._clock.now, event))
             case WriteManifest(step=step):
-                self._after(0.0, lambda: self._give(Settled(step=step, url="simulated")))
+                self._clock.after(0.0, lambda: self._give(Settled(step=step, url="simulated")))
             case Tell(to=None, command=StartWorker(worker=worker)):
                 self._start(worker)
             case Tell(to=WorkerId() as worker, command=Shutdown() | Expel()):
@@ -464,7 +396,7 @@ class _Run:
 
     def _tell_steps(self) -> None:
         """The coordinator hears of the newest step before anything else is decided."""
-        newest = self._step.number - 1
+        newest = self._steps.number - 1
         if self._state.phase is Phase.RUNNING and newest > self._state.last_step and self._state.alive:
             first = self._state.alive[0]
             self._give(StepDone(worker=first, generation=self._state.generation, step=newest, loss=None, omitted=False))
@@ -480,18 +412,18 @@ class _Run:
             if here and worker in self._state.roster.expected and self._state.phase is not Phase.ENDED:
                 self._give(Hello(worker=worker, pid=next(self._pids)))
 
-        self._after(self._speeds.rates.start_s + 2 * self._speeds.rates.control_s, comes)
+        self._clock.after(self._speeds.rates.start_s + 2 * self._speeds.rates.control_s, comes)
 
     def _recover(self, before: Membership, answer: RecoveryPlan) -> None:
         """What answers a loss is paid, as far as it goes before all have said what they hold."""
-        step, plan = self._step, before.running.plan
-        self._due.clear()
+        elapsed_s, plan = self._steps.into_s, before.running.plan
+        self._clock.forgive()
         self._note_rate(None)
         runs = before.phase is Phase.RUNNING and plan is not None and not self._cut_short
-        self._interrupted = (plan, step.into_s) if runs and plan is not None else None
+        self._interrupted = (plan, elapsed_s) if runs and plan is not None else None
         self._cut_short = True
         lost = before.absent | (frozenset(before.grid.baseline.workers) & self._state.roster.lost)
-        view = replace(self._view(before, lost), elapsed_s=step.into_s)
+        view = replace(self._view(before, lost), elapsed_s=elapsed_s)
         seconds = 0.0
         for action in answer.actions:
             if action.needs_reports or isinstance(action, Await):
@@ -499,14 +431,14 @@ class _Run:
             price = action.price(view, self._speeds.rates)
             seconds += price.seconds if price.still else 0.0
             view = action.after(view)
-        step.spent_s, step.into_s = step.spent_s + step.into_s, 0.0
+        self._steps.interrupt()
         if self._state.phase is not Phase.WAITING:
-            self._due.append((Part.RESTART, seconds, self._tell_all))
+            self._clock.owe(Part.RESTART, seconds, self._tell_all)
             return
-        self._due.append((Part.RESTART, seconds, _nothing))
+        self._clock.owe(Part.RESTART, seconds)
         until = self._state.forming.wait_until
         if until is not None:
-            self._at(until, self._waited)
+            self._clock.at(until, self._waited)
 
     def _waited(self) -> None:
         if self._state.phase is Phase.WAITING:
@@ -514,7 +446,7 @@ class _Run:
 
     def _tell_all(self) -> None:
         """All have said what they hold; then they go on, save, or wait."""
-        state, number = self._state, self._step.number
+        state, number = self._state, self._steps.number
         if state.restoring.loading is not None:
             number = state.restoring.loading.step
         every = self._state.rules.snapshot_every
@@ -527,7 +459,7 @@ class _Run:
         elif self._state.phase is Phase.SAVING:
             view = self._view(self._state, self._state.absent)
             price = SaveCommitted().price(view, self._speeds.rates)
-            self._due.append((Part.CHECKPOINT, price.seconds, self._saved))
+            self._clock.owe(Part.CHECKPOINT, price.seconds, self._saved)
 
     def _kept(self, number: int) -> dict[WorkerId, StepProgress]:
         """What workers keep of the step that was interrupted."""
@@ -540,24 +472,17 @@ class _Run:
     def _go_on(self) -> None:
         """All are told from where; they connect, and run."""
         forming, rates = self._state.forming, self._speeds.rates
-        number, spent = forming.resume_step, self._step.spent_s if forming.resume_step == self._step.number else 0.0
-        if number > self._high:
-            raise InternalError(f"{self._high} steps were ever committed, and all go on from step {number}")
-        if number != self._step.number:  # a checkpoint is loaded: what was run of the step led nowhere
-            self._ledger.book(Part.REDO, self._step.spent_s)
-        before = self._step
-        self._begin_step(number)
-        self._step.spent_s = spent
-        if number == before.number:
-            self._step.period_s = before.period_s or self._step.period_s
+        left_s = None
         if forming.rest is not None:
             updates = costs_from_profile(rates.profile).optimizer
             placement = self._plan.placement
             update_s = max(sum(updates[i] for i in placement.layers_of(worker)) for worker in self._plan.workers)
-            self._step.lasts_s = forming.rest.lasts + update_s + rates.message_s
+            left_s = forming.rest.lasts + update_s + rates.message_s
+        period_s = self._period_of(self._plan)
+        self._steps.go_on(forming.resume_step, period_s, left_s)
         self._cut_short = False
         self._give_all(joined(self._state))
-        self._note_rate(self._step.lasts_s if forming.rest is None else self._period_of(self._plan))
+        self._note_rate(period_s)
         self._await_copies()
 
     def _go_over(self) -> None:
@@ -565,7 +490,7 @@ class _Run:
         upcoming = self._state.running.upcoming
         if upcoming is None:
             return
-        generation, number, before = upcoming.generation, self._step.number, self._state.alive
+        generation, number, before = upcoming.generation, self._steps.number, self._state.alive
         for each in tuple(crossing(self._state, upcoming, number)):
             self._give(each)
         for worker in frozenset(before).difference(upcoming.plan.workers):
@@ -573,20 +498,21 @@ class _Run:
         if self._state.generation < generation:
             raise InternalError(f"generation {generation} was prepared, and nobody went over into it")
         if self._state.phase is Phase.RUNNING:
-            self._begin_step(number)
-            self._note_rate(self._step.lasts_s)
+            period_s = self._period_of(self._plan)
+            self._steps.begin(number, period_s)
+            self._note_rate(period_s)
             self._await_copies()
 
     def _await_copies(self) -> None:
         """Whoever follows layers is given their state meanwhile."""
-        plan, entered = self._state.running.plan, self._step.number
+        plan, entered = self._state.running.plan, self._steps.number
         if plan is None:
             return
         for worker in sorted(self._state.catching_up - self._copying):
             self._copying.add(worker)
             layers = plan.placement.followed_layers(worker)
             seconds = self._speeds.rates.copying_s(layers)
-            self._after(seconds, partial(self._copied, worker, entered, self._state.roster.pids.get(worker)))
+            self._clock.after(seconds, partial(self._copied, worker, entered, self._state.roster.pids.get(worker)))
 
     def _copied(self, worker: WorkerId, entered: int, pid: int | None) -> None:
         self._copying.discard(worker)
@@ -605,9 +531,9 @@ class _Run:
         writers = writers_of(self._plan)
         write = max(map(rates.saving_s, writers.values()))
         waits = stall + write if self._state.rules.synchronous else stall
-        self._due.append((Part.CHECKPOINT, waits, _nothing))
+        self._clock.owe(Part.CHECKPOINT, waits)
         told = tuple(shards(number, self._state.generation, writers, stall, write))
-        self._after(max(waits, stall + write), lambda: self._written(told))
+        self._clock.after(max(waits, stall + write), lambda: self._written(told))
 
     def _written(self, told: Iterable[ShardWritten]) -> None:
         for each in told:
@@ -621,25 +547,24 @@ class _Run:
         """What was saved is from where a job that begins again goes on; else the newest checkpoint is, or nothing."""
         restorable = self._state.restoring.restorable
         saved = ended.step if not ended.lost_layers else restorable[0].step if restorable else 0
-        self._ledger.book(Part.REDO, self._step.spent_s + self._step.into_s)
-        self._step = _Step(number=saved)
+        self._steps.end(saved)
         self._pinned = saved
-        self._due.clear()
+        self._clock.forgive()
         self._copying.clear()
         self._caught_up.clear()
         self._note_rate(None)
         self._machines.clear()
-        self._after(0.0, self._begin_again)
+        self._clock.after(0.0, self._begin_again)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _ask_adviser(self) -> None:
-        if self._reshaper is not None and self._state.phase is Phase.RUNNING and not self._due:
+        if self._reshaper is not None and self._state.phase is Phase.RUNNING and not self._clock.owes:
             for improved in self._reshaper.news(self._state):
                 self._give(improved)
 
     def _view(self, state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
-        return replace(view_of(state, lost), step=self._step.number)
+        return replace(view_of(state, lost), step=self._steps.number)
 
     @property
     def _plan(self) -> Plan:
@@ -657,8 +582,4 @@ class _Run:
 
     def _note_rate(self, period: float | None) -> None:
         if not self._rates or self._rates[-1][1] != period:
-            self._rates.append((self._now, period))
-
-
-def _nothing() -> None:
-    """Only time passes."""
+            self._rates.append((self._clock.now, period))
