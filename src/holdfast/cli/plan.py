@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.cli.arguments import above_0, grid_shape, whole_number, worker_names
 from holdfast.cli.plan_shown import FORMATS, Shown
-from holdfast.config.job import BertModel, GptModel, Job
+from holdfast.config.job import Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
 from holdfast.core.ids import WorkerId
@@ -37,7 +37,7 @@ from holdfast.schedule.evaluate import evaluate
 from holdfast.schedule.problem import routes_problem
 from holdfast.schedule.route_bounds import route_bound
 from holdfast.schedule.timing import to_timeline
-from holdfast.settings.planning import grid_of, healthy_plan, in_flight_of, profile_of, stages_of, terms_of
+from holdfast.settings.planning import grid_of, healthy_plan, in_flight_of, known_ties, profile_of, stages_of, terms_of
 from holdfast.settings.ways import decided
 
 __all__ = ["add_plan_parser", "run"]
@@ -187,7 +187,7 @@ def _sized(shown: Shown, profile: Profile, job: Job | None) -> Plan | None:
         return shown.plan
     if job is None or tuple(shown.failed):
         return None
-    return healthy_plan(job, layers, profile, _known_ties(job, layers))
+    return healthy_plan(job, layers, profile, known_ties(job, layers))
 
 
 def _of_grid(task: _Task) -> Shown:
@@ -231,7 +231,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     """
     _check_flags_of_layout(args)
     layers = _layers_of_layout(job)
-    profile, ties = profile_of(job, layers), _known_ties(job, layers)
+    profile, ties = profile_of(job, layers), known_ties(job, layers)
     terms, began = terms_of(job, layers, profile, ties), time.monotonic()
     pipelines = stages_of(job, layers, None if terms is None else profile)
     placement = home_placement(pipelines)
@@ -348,7 +348,7 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
         stages=stages,
         microbatches=microbatches,
         costs=costs,
-        ties=_known_ties(job, costs.num_layers),
+        ties=known_ties(job, costs.num_layers),
     )
     failing = args.failed or args.failures or args.all_failures
     technique = Technique(args.technique or ("adaptive" if failing else "1f1b"))
@@ -383,7 +383,7 @@ def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     if _asks_for_another(args) or layers is None:
         return None
     profile = profile_of(job, layers)
-    terms = terms_of(job, layers, profile, _known_ties(job, layers))
+    terms = terms_of(job, layers, profile, known_ties(job, layers))
     if terms is None:
         return None
     grid = grid_of(job, stages_of(job, layers, profile), terms)
@@ -436,12 +436,6 @@ def _profiled(
     sums = 1 if job is not None and job.train.numerics == "fast" else 2
     costs = costs_from_profile(profile, capacity_bytes=room, copies=copies, sums=sums)
     return costs, balanced_stages(costs, num_stages)
-
-
-def _known_ties(job: Job | None, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the layers that share weights, where the job file tells: GPT's and BERT's last one has the first's."""
-    tied = job is not None and isinstance(job.model, GptModel | BertModel) and num_layers > 1
-    return ((0, num_layers - 1),) if tied else ()
 
 
 def _parse_fill(args: argparse.Namespace) -> tuple[int, Path] | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat
 
-from holdfast.config.job import Grid, Job
+from holdfast.config.job import BertModel, GptModel, Grid, Job
 from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
@@ -30,6 +30,7 @@ __all__ = [
     "healthy_plan",
     "in_flight_of",
     "keeping_of",
+    "known_ties",
     "profile_of",
     "shapes_of",
     "stages_of",
@@ -86,6 +87,12 @@ def _sharded(profile: Profile, job: Job) -> Profile:
         return replace(profile, layers=tuple(layer.on(numbers[0]) for layer in profile.layers))
     except ConfigError as error:
         raise ConfigError(f"train.profile: {error}, or no profile") from None
+
+
+def known_ties(job: Job | None, num_layers: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the layers that share weights, where the job file tells: GPT's and BERT's last one has the first's."""
+    tied = job is not None and isinstance(job.model, GptModel | BertModel) and num_layers > 1
+    return ((0, num_layers - 1),) if tied else ()
 
 
 def terms_of(

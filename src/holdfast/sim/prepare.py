@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 
-from holdfast.config.job import BertModel, GptModel, Job
+from holdfast.config.job import Job
 from holdfast.config.profiles import load_profile
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.profile import Link, Profile
 from holdfast.errors import ConfigError
 from holdfast.recovery.rates import Rates
-from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, profile_of, shapes_of, terms_of
+from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, known_ties, profile_of, shapes_of, terms_of
 from holdfast.settings.rules import rules_of
 from holdfast.settings.ways import decided
 from holdfast.sim.engine import Prepared, Speeds
@@ -121,8 +121,7 @@ def prepared(job: Job, profile: Profile) -> Prepared:
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
     layers = len(profile.layers)
-    tied = isinstance(job.model, GptModel | BertModel) and layers > 1
-    ties = ((0, layers - 1),) if tied else ()
+    ties = known_ties(job, layers)
     terms, plan = terms_of(job, layers, profile, ties), healthy_plan(job, layers, profile, ties)
     shapes = shapes_of(job, layers, profile, terms)
     plans = JobPlans(plan=plan, terms=terms, shapes=shapes, keeping=keeping_of(job, layers, profile))
