@@ -48,8 +48,9 @@ def test_one_comes_another_leaves_and_a_third_dies(runs):
 
 
 def test_with_too_few_left_all_is_saved_and_the_job_ends(runs):
+    """Step 4, if somebody had not ended it as 1.1 was in the next one already: all go back to what everybody has."""
     tolerating = (*TEMPLATES, "resilience.tolerate=2")
-    with pytest.raises(TooFewWorkers, match=r"5 workers are left, and 6 are needed .*; step 5 is saved in .*final"):
+    with pytest.raises(TooFewWorkers, match=r"5 workers are left, and 6 are needed .*; step [45] is saved in .*final"):
         runs.train("small", "kill:1.1@5:backward", overrides=tolerating)
     allowed = survived(runs, "kill:1.1@5:backward", overrides=("resilience.tolerate=2", "resilience.degraded=allow"))
     assert allowed.steps == 80
