@@ -32,6 +32,7 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    ShardFailed,
     Shutdown,
     StateAt,
     Status,
@@ -140,6 +141,10 @@ class Engine(StepEngine, Protocol):
 
     def save(self, layer: int, directory: Path) -> Path:
         """Writes one layer's whole state."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether layers are those of the next step already, so that there is no state of before the one that runs."""
 
     def snapshot(self, layer: int, *, to_file: bool = False) -> Callable[[], bytes]:
         """Pins a copy of one layer's whole state; the function returned encodes it, in any thread, at any time.
@@ -796,11 +801,21 @@ class WorkerProtocol:
 
     def _before(self, step: int, *, beginning: bool) -> Script:
         """What is done with the state that all layers have before a step, if that is settled."""
-        if self._open() is None:
-            yield from self._keep_verdict(step)
-            self._take_snapshot(step, beginning=beginning)
-            yield from self._checkpoint(step)
-            yield from self._weigh(step, beginning=beginning)
+        if self._open() is not None:
+            return
+        yield from self._keep_verdict(step)
+        if self.stage.ahead:  # it was told, pinned and copied as this step first began
+            yield from self._lack(step)
+            return
+        self._take_snapshot(step, beginning=beginning)
+        yield from self._checkpoint(step)
+        yield from self._weigh(step, beginning=beginning)
+
+    def _lack(self, step: int) -> Script:
+        """Tells that the state before a step is gone here, where it is to be written once more."""
+        if self._pinned_here(step):
+            detail = f"its weights are those of step {step + 1} already, as it had ended the step that is gone on with"
+            yield Report(ShardFailed(worker=self.worker, generation=self.generation, step=step, detail=detail))
 
     def _sample_item(self, step: int) -> None:
         """Notes which micro-batch of the step two workers run, and whether we are the one beside its runner."""
@@ -911,17 +926,19 @@ class WorkerProtocol:
         A recovery that runs from this very step does so again, since whoever died may not have written its part. One
         that was asked for is never left out because earlier ones are not written yet: those are waited for.
         """
-        asked = step == self.pins_at
-        due = self.checkpoint_every and step and step % self.checkpoint_every == 0
-        if self.plan is None or not (asked or due):
-            return
-        layers = tuple(layer for layer in self.stage.layer_steps() if self.plan.writer_of(layer) == self.worker)
-        if layers:
-            if asked:
+        if layers := self._pinned_here(step):
+            if step == self.pins_at:
                 yield Written()
             yield Pin(self.generation, step, layers)
             if self.rules.synchronous:
                 yield Written()
+
+    def _pinned_here(self, step: int) -> tuple[int, ...]:
+        """The layers that are ours to write before a step."""
+        due = self.checkpoint_every and step and step % self.checkpoint_every == 0
+        if self.plan is None or not (due or step == self.pins_at):
+            return ()
+        return tuple(layer for layer in self.stage.layer_steps() if self.plan.writer_of(layer) == self.worker)
 
     def _done(self, step: int, loss: float | None) -> StepDone:
         omitted = self.stage.omitted

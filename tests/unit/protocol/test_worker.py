@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.control.messages import (
     Attached,
+    Audits,
     CaughtUp,
     Finished,
     Hello,
@@ -16,11 +17,13 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    ShardFailed,
     Shutdown,
     StateAt,
     Status,
     StepDone,
     Suspect,
+    Weighed,
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import Batch
@@ -62,6 +65,7 @@ from holdfast.protocol.executor import (
     Take,
 )
 from holdfast.protocol.worker import WorkerProtocol
+from holdfast.recovery.audit import Sampling
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
@@ -712,3 +716,37 @@ def test_who_entered_has_the_bits_of_its_peer_when_it_says_that_it_caught_up(tmp
     assert synced.bytes > 0
     assert dict(digests(driver)) == {layer: driver.peer.layer_digest(layer) for layer in (3, 4)}
     assert driver.stage.layer_steps() == {3: 5, 4: 5}
+
+
+class Gone(EmulatedStage):
+    """It cannot give the state of before its step, unless it is told that it is not ahead of it."""
+
+    ahead = True
+
+    def snapshot(self, layer, *, to_file=False):
+        assert not self.ahead, "there is no such state"
+        return super().snapshot(layer, to_file=to_file)
+
+    def layer_digest(self, layer):
+        assert not self.ahead, "there is no such state"
+        return super().layer_digest(layer)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_of_a_state_that_is_gone_nothing_is_written_or_told_but_that(ahead):
+    """Who had ended a step that others had not, and never goes back, has no state of before it."""
+    stage = Gone(layers=PLAN.placement.layers_of(FIRST), num_layers=5, num_microbatches=MICROBATCHES)
+    rules = dataclasses.replace(RULES, checkpoint_every=2, sampling=Sampling(seed=0, every=2, layers=False))
+    protocol = WorkerProtocol(worker=FIRST, stage=stage, rules=rules, pid=1)
+    protocol.plan, protocol.audits, stage.ahead = PLAN, Audits(), ahead
+    for step in (2, 3):
+        effects = list(protocol._before(step, beginning=True))
+        told = [effect.message for effect in effects if isinstance(effect, Report)]
+        if not ahead or step == 3:
+            assert not any(isinstance(message, ShardFailed) for message in told)
+            assert any(isinstance(effect, Pin) for effect in effects) == (step == 2)
+            assert [type(message) for message in told] == [Weighed] * (step == 2)
+        else:
+            ((failed,), pins) = told, [effect for effect in effects if isinstance(effect, Pin)]
+            assert (failed.worker, failed.step, pins) == (FIRST, 2, [])
+            assert failed.detail.startswith("its weights are those of step 3 already")

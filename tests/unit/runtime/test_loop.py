@@ -100,6 +100,21 @@ def healthy(steps):
     return alone
 
 
+def test_who_has_ended_a_step_that_is_gone_on_with_is_ahead_of_it_until_all_have():
+    alone = Worker(range(MICROBATCHES))
+    alone.compute(0)
+    reduce([alone], alone.stage.reductions)
+    alone.update()
+    assert not alone.stage.ahead
+    alone.stage.take_back(0)
+    assert alone.stage.ahead
+    with pytest.raises(InternalError, match="is ahead of the step that it counts"):
+        alone.stage.layer_digest(0)
+    alone.stage.resume(0, alone.stage.reductions)
+    alone.update()
+    assert not alone.stage.ahead
+
+
 def test_two_workers_have_the_bits_of_one():
     first, second = Worker((0, 1)), Worker((2, 3))
     for step in range(3):

@@ -71,6 +71,8 @@ class SteppedStage(ABC, Generic[R, V]):
     """The step before which all is over, whatever the job says; None: nobody has stopped it."""
     _num_microbatches: int
     """Of a step, over all pipelines."""
+    ahead = False
+    """Whether layers are those of the next step already, so that there is no state of before the one that runs."""
     returns = True
     """Whether a layer that is taken back is the one that it was, bit by bit."""
 

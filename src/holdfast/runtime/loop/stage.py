@@ -377,6 +377,11 @@ class LoopStage(SummedStage):
 
     # --- state --------------------------------------------------------------------------------------------------------
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        """Whether the weights are those of the next step already; see `SteppedStage.ahead`."""
+        return any(_live(owned).ahead for owned in self._owned.values())
+
     def export(self, layer: int) -> LayerState:
         """Return a bucket's live state; with the last one goes all that is of no bucket. See `SummedStage.export`.
 
