@@ -31,6 +31,7 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)  # `make mutate` runs without that plugin
 def pytest_xdist_auto_num_workers():
     """``-n auto``: one process for each processor, and one for every two, as some tests wait."""
     processors = len(os.sched_getaffinity(0))

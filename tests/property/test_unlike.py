@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
@@ -19,7 +20,7 @@ from holdfast.core.validate import validate
 from holdfast.planning.planner import Technique, plan_routes
 from holdfast.planning.training import Terms, replanned, rerouted, within_limit
 from holdfast.schedule.builders import adaptive_plan, home_plan
-from holdfast.schedule.evaluate import evaluate
+from holdfast.schedule.evaluate import evaluate, measured
 
 LANES = st.sampled_from((1, 1, 1, 1, 2, 3))
 MANY = settings(max_examples=200)
@@ -142,3 +143,19 @@ def test_an_excerpt_gives_its_worker_the_program_of_the_whole_plan(loss, data, l
     for worker, excerpt in excerpts(plan, plan.workers).items():
         assert lower_worker(excerpt, worker, ties) == lower_worker(plan, worker, ties)
         assert (excerpt.placement, excerpt.orders.workers) == (plan.placement, (worker,))
+
+
+@MANY
+@given(losses(), st.data(), st.booleans())
+def test_a_plan_is_measured_as_its_timeline_says(loss, data, staggered):
+    placement, batch, gone = loss
+    plan = adaptive_plan(home_plan(placement, batch), gone)
+    layers = LayerRange(0, placement.num_layers)
+    if listen := data.draw(st.sampled_from([None, with_listeners, with_followers])):
+        plan = listen(plan, [(WorkerId(9, 0), layers)])
+    times = data.draw(st.lists(st.integers(1, 9), min_size=layers.stop, max_size=layers.stop))
+    costs = replace(unit_costs(layers.stop), forward=tuple(map(float, times)), optimizer=tuple(map(float, times[::-1])))
+    ties = ((0, layers.stop - 1),) if layers.stop > 1 and data.draw(st.booleans()) else ()
+    timeline = evaluate(plan, costs, staggered=staggered, ties=ties)
+    found = measured(plan, costs, staggered=staggered, ties=ties)
+    assert (found.makespan, found.period) == (timeline.makespan, timeline.period)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -56,6 +57,9 @@ def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.Argument
     parser.add_argument(
         "--speeds", default="", metavar="NAME=NUMBER,...", help=f"what no profile tells, in s and bytes/s: {DEFAULTS}"
     )
+    parser.add_argument(
+        "--jobs", type=whole_number(1), metavar="N", help="simulations at once; default: one for each processor"
+    )
     parser.add_argument("--format", choices=sorted(FORMATS), default="table")
     add_overrides(parser, "checkpoint.every=100")
     parser.set_defaults(run=run)
@@ -74,27 +78,24 @@ def run(args: argparse.Namespace) -> int:
     names = _strategies(args.strategies, job)
     jobs = {name: prepared(_job(args, (f"resilience.strategy={name}",)), profile) for name in names}
     worlds = _worlds(args, failures, next(iter(jobs.values())))
-    began, total = time.monotonic(), len(worlds) * len(jobs)
-    done = [0]
+    began = time.monotonic()
 
-    def said(strategy: str, number: int) -> None:
+    def said(done: int, of: int) -> None:
         if sys.stderr.isatty():
-            left = (time.monotonic() - began) / done[0] * (total - done[0]) if done[0] else 0.0
-            about = f", about {left:.0f} s left" if done[0] else ""
-            print(f"\r\033[K{strategy}, run {number + 1} of {len(worlds)}{about}", end="", file=sys.stderr, flush=True)
-        done[0] += 1
+            left = f", about {(time.monotonic() - began) / done * (of - done):.0f} s left" if done else ""
+            text = f"{done} of {of} simulations{left}" if done < of else ""
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     samples = sum(job.grid.batch.counts) * job.grid.microbatch_size
-    found = compare(jobs, worlds, speeds_of(profile, assumed), samples, said)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    processes = args.jobs or len(os.sched_getaffinity(0))
+    found = compare(jobs, worlds, speeds_of(profile, assumed), samples, processes=processes, said=said)
     shown = ShownRuns(job=job.name, trace=args.trace, worlds=worlds, found=found, assumed=assumed)
     sys.stdout.write(FORMATS[args.format](shown))
     return 0
 
 
 def _job(args: argparse.Namespace, more: Sequence[str]) -> Job:
-    overrides = [*(getattr(args, "overrides", None) or ()), *more]
+    overrides = [*args.overrides, *more]
     if args.profile is not None:
         overrides.append(f"train.profile={msgspec.json.encode(str(args.profile)).decode()}")
     return load_job(args.job, overrides)

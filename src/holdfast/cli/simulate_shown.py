@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ def _to_json(shown: ShownRuns) -> str:
         }
         for name, found in shown.found.items()
     }
-    assumed = {part.split()[0]: float(part.split()[1]) for part in str(shown.assumed).split(", ")}
+    assumed = dataclasses.asdict(shown.assumed)
     return json.dumps({"strategies": rows, "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from holdfast.control.membership import Handover, Improved, Membership, Phase, Situation, Stay, matched
 from holdfast.core.plan import Plan
@@ -17,10 +18,11 @@ class Reshaper:
 
     Args:
         shapes: what new pipelines are made by.
+        reshaped: makes them.
     """
 
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
+    def __init__(self, shapes: Shapes, reshaped: Callable[..., Reshaped | None] = reshaped) -> None:
+        self._shapes, self._make = shapes, reshaped
         self._seen: tuple[Plan, Situation] | None = None
         self._found: Reshaped | None = None
         self._why_none = ""
@@ -79,7 +81,7 @@ class Reshaper:
 
     def _reshaped(self, state: Membership, situation: Situation) -> tuple[Reshaped | None, str]:
         try:
-            found = reshaped(
+            found = self._make(
                 state.grid.baseline,
                 situation.absent,
                 self._shapes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.placement import LayerRange, Placement
@@ -32,7 +33,7 @@ class Ahead:
     layers: LayerRange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Who holds which layers, where every micro-batch goes, and in which order every worker works.
 
@@ -49,6 +50,14 @@ class Plan:
     routes: Routes
     orders: Orders
     ahead: tuple[Ahead, ...] = ()
+
+    def __hash__(self) -> int:
+        """Of all of it, gone through once: plans are keys."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.placement, self.routes, self.orders, self.ahead))
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:

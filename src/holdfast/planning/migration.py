@@ -10,8 +10,9 @@ from holdfast.core.plan import Plan
 from holdfast.core.slots import exchanged, slots_of
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.maker import PROVING
 from holdfast.planning.normalise import moves, per_stage
-from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots, looked_up, rerouted
+from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots, looked_up
 
 __all__ = ["Migration", "proposed", "steps_gained"]
 
@@ -109,7 +110,7 @@ def proposed(
     if afterwards is None:  # the library has become another one meanwhile
         return None
     try:
-        meanwhile = rerouted(there, gone | migrating, terms)
+        meanwhile = PROVING.without(there, gone | migrating, terms)
     except (StateUnavailable, InfeasiblePlan):
         return None
     held = meanwhile.plan.placement

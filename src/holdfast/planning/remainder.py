@@ -43,8 +43,9 @@ def plan_remainder(
     costs: Costs | None = None,
     begun: Iterable[_Pair] = (),
     left_out: Iterable[int] = (),
+    proves: bool = True,
 ) -> Remainder:
-    """Returns what is left of a step, as the survivors of a loss finish it; it is proved right.
+    """Returns what is left of a step, as the survivors of a loss finish it.
 
     It is a pure function of what they keep and of the plan that runs from now on: another loss is answered by the same
     function of fewer reports. Visits that the loss leaves alone go on where they are; those that it takes are run where
@@ -57,6 +58,7 @@ def plan_remainder(
         costs: costs per layer, by which operations are scheduled; None: all alike.
         begun: (layer, micro-batch) pairs that the lost are known to have run forward.
         left_out: micro-batches that are not to count where they do not count yet; what is kept of them is dropped.
+        proves: whether it is proved right, as whatever is run has to be.
 
     Raises:
         InfeasiblePlan: more forward passes would be kept at once than the plan itself keeps on some worker.
@@ -87,7 +89,8 @@ def plan_remainder(
         )
         for each in whole_steps(plan, ties)
     )
-    prove_steps(map(lower_step, rests), progress)
+    if proves:
+        prove_steps(map(lower_step, rests), progress)
     return Remainder(
         step=steps.pop(),
         steps=rests,

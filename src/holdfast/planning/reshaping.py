@@ -14,8 +14,8 @@ from holdfast.core.placement import LayerRange, lacking
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Visit
-from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.maker import PROVING, PlanMaker
 from holdfast.planning.migration import steps_gained
 from holdfast.planning.planner import Technique
 from holdfast.planning.templates.assign import seat
@@ -28,7 +28,7 @@ from holdfast.planning.templates.stages import StageTable
 from holdfast.planning.templates.template import Template, last_slowest
 from holdfast.planning.training import WORTHWHILE, Terms, replanned, rerouted
 from holdfast.schedule.builders import adaptive_plan, assigned_plan
-from holdfast.schedule.evaluate import evaluate
+from holdfast.schedule.evaluate import measured
 
 __all__ = ["Reshaped", "Shapes", "reshaped"]
 
@@ -119,6 +119,7 @@ def reshaped(
     *,
     leaving: Iterable[WorkerId] = (),
     joining: Iterable[WorkerId] = (),
+    maker: PlanMaker = PROVING,
 ) -> Reshaped | None:
     """Returns the fastest grid that the others can become, proved right; None if re-routing alone is hardly slower.
 
@@ -132,6 +133,7 @@ def reshaped(
         shapes: what new pipelines are made by.
         leaving: others that are to go, and have their layers until then.
         joining: who has come, without any layers: as many of the first ones are taken as are of use.
+        maker: of plans.
 
     Raises:
         StateUnavailable: a layer is left without an owner.
@@ -156,7 +158,7 @@ def reshaped(
     best = min(found, key=lambda each: (each.period, len(each.takes)), default=None)
     if best is None or best.period >= before_s * (1 - WORTHWHILE):
         return None
-    validate(best.plan)
+    maker.prove(best.plan, terms)
     return best
 
 
@@ -180,9 +182,9 @@ def _copy_s(takes: Iterable[tuple[WorkerId, LayerRange]], shapes: Shapes) -> flo
 
 def _period(plan: Plan, shapes: Shapes) -> float:
     if shapes.terms is None:
-        return evaluate(plan, shapes.costs).period
+        return measured(plan, shapes.costs).period
     staggered = shapes.terms.technique is Technique.STAGGERED
-    return evaluate(plan, shapes.costs, staggered=staggered, ties=shapes.terms.ties).period
+    return measured(plan, shapes.costs, staggered=staggered, ties=shapes.terms.ties).period
 
 
 def _candidates(

@@ -12,7 +12,7 @@ from holdfast.core.profile import Costs, unit_costs
 from holdfast.core.routes import Visit
 from holdfast.errors import InfeasiblePlan
 from holdfast.schedule.builders import assigned_plan
-from holdfast.schedule.evaluate import evaluate
+from holdfast.schedule.evaluate import measured
 
 __all__ = ["shrunken_plan"]
 
@@ -50,7 +50,7 @@ def shrunken_plan(
             plan = _plan(sorted(workers), sorted(microbatches), num_layers, pipelines, stages, costs)
         except InfeasiblePlan:
             continue
-        found.append((evaluate(plan, costs).makespan, stages, plan))
+        found.append((measured(plan, costs).makespan, stages, plan))
     if not found:
         raise InfeasiblePlan(f"no grid of {len(workers)} worker(s) can hold the {num_layers} layers of the model")
     return min(found, key=lambda each: each[:2])[2]

@@ -124,7 +124,7 @@ def planned_grid(grid: CostedGrid, failed: Iterable[WorkerId], terms: Terms, *, 
 
 
 def rerouted(baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
-    """Returns the plan for what is left of a grid, proved right; it depends on the set of the lost alone.
+    """Returns the plan for what is left of a grid, not proved yet; it depends on the set of the lost alone.
 
     Args:
         baseline: the plan of the whole grid.
@@ -145,19 +145,19 @@ def rerouted(baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted
     if slots is None:
         routes = reroute(baseline.placement, baseline.routes, gone)
         planned = planned_routes(baseline.placement.without(gone), routes, terms, at_once=True)
-        return Rerouted(plan=_proved(planned.plan, terms), period=planned.found.period)
+        return Rerouted(plan=planned.plan, period=planned.found.period)
     return _planned(slots, slots.places(gone), terms)
 
 
 def replanned(plan: Plan, terms: Terms) -> Plan:
-    """Returns a plan with the planner's orders, proved right.
+    """Returns a plan with the planner's orders, not proved yet.
 
     Raises:
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
     slots = slots_of(plan)
     if slots is None:
-        return _proved(planned_routes(plan.placement, plan.routes, terms, at_once=True).plan, terms)
+        return planned_routes(plan.placement, plan.routes, terms, at_once=True).plan
     return _planned(slots, (), terms).plan
 
 
@@ -205,7 +205,8 @@ def looked_up(library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], te
         return None
     without = found.problem.failed - found.listeners
     plan = slots.filled(exchanged(found.plan, exchanges(gone - without, without - gone)))
-    return Rerouted(plan=_proved(plan, terms), period=found.found.period)
+    validate(plan, ties=terms.ties, costs=within_limit(terms))
+    return Rerouted(plan=plan, period=found.found.period)
 
 
 def grid_of_slots(slots: Slots, terms: Terms) -> CostedGrid:
@@ -216,9 +217,4 @@ def grid_of_slots(slots: Slots, terms: Terms) -> CostedGrid:
 def _planned(slots: Slots, gone: Iterable[WorkerId], terms: Terms) -> Rerouted:
     """The planner's answer to places that are empty."""
     planned = planned_grid(grid_of_slots(slots, terms), gone, terms, at_once=True)
-    return Rerouted(plan=_proved(slots.filled(planned.plan), terms), period=planned.found.period)
-
-
-def _proved(plan: Plan, terms: Terms) -> Plan:
-    validate(plan, ties=terms.ties, costs=within_limit(terms))
-    return plan
+    return Rerouted(plan=slots.filled(planned.plan), period=planned.found.period)

@@ -18,7 +18,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import costs_from_profile
 from holdfast.errors import InfeasiblePlan, InternalError
 from holdfast.planning.remainder import plan_remainder, progress_at
-from holdfast.recovery.rates import Price, Rates, step_seconds
+from holdfast.recovery.rates import Price, Rates, remaining_seconds, step_seconds
 from holdfast.recovery.view import ClusterView
 from holdfast.schedule.evaluate import evaluate
 
@@ -439,12 +439,10 @@ def _remainder(view: ClusterView, rates: Rates, left_out: Sequence[int] = ()) ->
     before, elapsed_s = view.interrupted
     try:
         progress = progress_at(before, costs, elapsed_s, view.step, view.lost)
-        rest = plan_remainder(plan, progress, costs=costs, left_out=left_out)
+        rest = plan_remainder(plan, progress, costs=costs, left_out=left_out, proves=False)
     except InfeasiblePlan:
         return whole
-    placement = plan.placement
-    update_s = max(sum(costs.optimizer[layer] for layer in placement.layers_of(worker)) for worker in plan.workers)
-    return Price(seconds=min(whole.seconds, rest.lasts + update_s + rates.message_s))
+    return Price(seconds=min(whole.seconds, remaining_seconds(plan, rest.lasts, rates)))
 
 
 def _starting_s(rates: Rates) -> float:

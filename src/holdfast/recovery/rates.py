@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
-from holdfast.schedule.evaluate import evaluate
+from holdfast.schedule.evaluate import measured
 
-__all__ = ["Price", "Rates", "step_seconds"]
+__all__ = ["Price", "Rates", "remaining_seconds", "step_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,13 @@ class Rates:
     load: Link
     save: Link
 
+    def state_bytes(self, layers: Iterable[int]) -> int:
+        """Returns how large the state of these layers is."""
+        return sum(self._sizes(layers))
+
     def copying_s(self, layers: Iterable[int]) -> float:
         """Returns how long a worker is given the state of these layers, all at once."""
-        return self.copy.seconds_of(sum(self._sizes(layers)))
+        return self.copy.seconds_of(self.state_bytes(layers))
 
     def loading_s(self, layers: Iterable[int]) -> float:
         """Returns how long a worker reads the state of these layers, one after another."""
@@ -71,5 +75,18 @@ def step_seconds(plan: Plan, rates: Rates, *, updates_ahead: bool = False) -> fl
     What all know of a step, and the verdict, travel along the pipelines beside the last and the first operations: only
     the last part of a sum is waited for.
     """
-    timeline = evaluate(plan, costs_from_profile(rates.profile), staggered=updates_ahead)
-    return timeline.period + rates.message_s
+    found = measured(plan, costs_from_profile(rates.profile), staggered=updates_ahead)
+    return found.period + rates.message_s
+
+
+def remaining_seconds(plan: Plan, lasts_s: float, rates: Rates) -> float:
+    """Returns how long what is left of a step takes until its commit: its operations, the longest update, a message.
+
+    Args:
+        plan: of whoever goes on with it.
+        lasts_s: what its operations take.
+        rates: of the cluster.
+    """
+    updates, placement = costs_from_profile(rates.profile).optimizer, plan.placement
+    update_s = max(sum(updates[layer] for layer in placement.layers_of(worker)) for worker in plan.workers)
+    return lasts_s + update_s + rates.message_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.planning.maker import PROVING, PlanMaker
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.rules import JobRules
 
@@ -35,6 +36,7 @@ class ClusterView:
         spares: how many workers are there that have no place in the grid.
         waited: whether whoever is missing has been waited for as long as the job says.
         interrupted: the plan whose step was interrupted, and how long that had been run; None if nothing of it is kept.
+        maker: of plans.
         logs: whether what crosses nodes is logged, so that layers without an owner can be replayed.
     """
 
@@ -57,6 +59,7 @@ class ClusterView:
     waited: bool = False
     interrupted: tuple[Plan, float] | None = None
     logs: bool = False
+    maker: PlanMaker = PROVING
 
     @property
     def wait_s(self) -> float:

@@ -31,6 +31,7 @@ __all__ = [
     "in_flight_of",
     "keeping_of",
     "known_ties",
+    "plans_of",
     "profile_of",
     "shapes_of",
     "stages_of",
@@ -56,8 +57,12 @@ class JobPlans:
     keeping: Costs | None = None
 
 
-def profile_of(job: Job, num_layers: int) -> Profile | None:
+def profile_of(job: Job, num_layers: int | None) -> Profile | None:
     """Returns the profile that a job names; None if it names none. Where stages are sharded, times are theirs.
+
+    Args:
+        job: the job.
+        num_layers: of its model; None if only the profile tells.
 
     Raises:
         ConfigError: it cannot be read, is that of another model, or has no times for the GPUs of the stages.
@@ -65,7 +70,7 @@ def profile_of(job: Job, num_layers: int) -> Profile | None:
     if job.train.profile is None:
         return None
     profile = load_profile(job.train.profile)
-    if len(profile.layers) != num_layers:
+    if num_layers is not None and len(profile.layers) != num_layers:
         raise ConfigError(
             f"train.profile: {job.train.profile} has {len(profile.layers)} layers, but the model has {num_layers}: "
             "is it the profile of another model?"
@@ -293,3 +298,28 @@ def healthy_plan(
         plan = job.strategy.healthy(plan)
     validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))
     return plan
+
+
+def plans_of(
+    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
+) -> JobPlans:
+    """Returns all that is planned of a job before it trains.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: all the same.
+        ties: tuples of layers that share weights.
+
+    Raises:
+        ConfigError: the grid does not fit the layers, or the failures that are to be tolerated.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
+    plan = healthy_plan(job, num_layers, profile, ties)
+    terms = terms_of(job, num_layers, profile, ties)
+    return JobPlans(
+        plan=plan,
+        terms=terms,
+        shapes=shapes_of(job, num_layers, profile, terms),
+        keeping=keeping_of(job, num_layers, profile),
+    )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
 
 from holdfast.sim.engine import Outcome, Prepared, Speeds, simulate
 from holdfast.sim.ledger import Part
@@ -56,25 +61,63 @@ def compare(
     worlds: Sequence[World],
     speeds: Speeds,
     samples: int,
-    said: Callable[[str, int], None] = lambda strategy, run: None,
+    *,
+    processes: int = 1,
+    said: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Compared]:
-    """Return what becomes of each job in each of the worlds.
+    """Return what becomes of each job in each of the worlds, which does not depend on the number of processes.
 
     Args:
         jobs: by the name of the strategy.
         worlds: one for each run.
         speeds: of the cluster.
         samples: of a step.
-        said: called before each run of each.
+        processes: how many simulate side by side.
+        said: called with the number of simulations that are over, and that of all.
     """
-    found = {}
-    for name, job in jobs.items():
-        outcomes = []
-        for run, world in enumerate(worlds):
-            said(name, run)
-            outcomes.append(simulate(job, world, speeds))
-        found[name] = Compared(outcomes=tuple(outcomes), samples=samples)
-    return found
+    ordered = tuple(product(jobs, range(len(worlds))))
+    with _simulations(_Task(jobs=jobs, worlds=worlds, speeds=speeds), min(processes, len(ordered))) as simulated:
+        outcomes = defaultdict[str, list[Outcome]](list)
+        said(0, len(ordered))
+        for done, ((name, _), outcome) in enumerate(zip(ordered, simulated(ordered), strict=True), 1):
+            outcomes[name].append(outcome)
+            said(done, len(ordered))
+    return {name: Compared(outcomes=tuple(found), samples=samples) for name, found in outcomes.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What is simulated: any of these jobs in any of these worlds."""
+
+    jobs: Mapping[str, Prepared]
+    worlds: Sequence[World]
+    speeds: Speeds
+
+    def __call__(self, which: tuple[str, int]) -> Outcome:
+        """Simulate one."""
+        name, run = which
+        return simulate(self.jobs[name], self.worlds[run], self.speeds)
+
+
+@contextmanager
+def _simulations(task: _Task, processes: int) -> Iterator[Callable[[Iterable[tuple[str, int]]], Iterator[Outcome]]]:
+    """What makes outcomes, in order: here, or in forked processes, each of which remembers the plans that it made."""
+    if processes <= 1:
+        yield partial(map, task)
+        return
+    with get_context("fork").Pool(processes, _take_on, (task,)) as pool:
+        yield partial(pool.imap, _of_taken)
+
+
+_taken: list[_Task] = []
+
+
+def _take_on(task: _Task) -> None:
+    _taken.append(task)
+
+
+def _of_taken(which: tuple[str, int]) -> Outcome:
+    return _taken[-1](which)
 
 
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)

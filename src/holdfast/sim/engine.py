@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -45,12 +45,13 @@ from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.remainder import progress_at
 from holdfast.planning.reshaping import Shapes
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, SaveCommitted
-from holdfast.recovery.rates import Rates, step_seconds
+from holdfast.recovery.rates import Rates, remaining_seconds, step_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.sim.clock import Clock
 from holdfast.sim.ledger import Part
 from holdfast.sim.machines import Machines
+from holdfast.sim.remembered import RememberedPlans
 from holdfast.sim.replies import crossing, joined, saved, shards, statuses, writers_of
 from holdfast.sim.steps import Steps
 from holdfast.sim.world import Happening, Kind, World
@@ -86,6 +87,7 @@ class Prepared:
         rules: what it says once and for all; of its steps there are as many as fit into the time.
         plan: of the whole grid.
         shapes: by which other pipelines are made; None where the strategy makes none.
+        plans: those that were made of it so far, which serve all its runs.
         workers_per_machine: how many consecutive workers run on one machine.
     """
 
@@ -93,6 +95,7 @@ class Prepared:
     plan: Plan
     shapes: Shapes | None = None
     workers_per_machine: int = 1
+    plans: RememberedPlans = field(default_factory=RememberedPlans, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +160,11 @@ class _Run:
         self._unnoticed: list[WorkerId] = []
         self._caught_up: list[tuple[WorkerId, int]] = []
         self._periods: dict[Plan, float] = {}
+        self._period_s = 0.0  # of the plan that runs
         self._rates: list[tuple[float, float | None]] = []
         self._events: list[tuple[float, Event]] = []
         self._failures = self._restarts = self._generations = 0
-        self._reshaper = None if job.shapes is None else Reshaper(job.shapes)
+        self._reshaper = None if job.shapes is None else Reshaper(job.shapes, job.plans.reshaped)
         self._answered: RecoveryPlan | None = None
         self._interrupted: tuple[Plan, float] | None = None
         self._cut_short = False
@@ -234,7 +238,7 @@ class _Run:
             clock.now += seconds
             return
         clock.now += left
-        steps.commit(self._period_of(self._plan))
+        steps.commit(self._period_s)
         if not self._between_steps() or not steps.is_first_time or self._state.cadence is not None:
             return
         whole = int(min((seconds - left) / steps.lasts_s, self._until_pinned()) - 1e-9)
@@ -331,7 +335,8 @@ class _Run:
     def _fresh(self, step: int) -> Membership:
         rules = self._job.rules
         first = (StateAt(url=None if not step else "simulated", step=step),) if rules.checkpoint_every or step else ()
-        return Membership.before(rules, self._job.plan, restoring=Restoring(restorable=first), watch=_UNWATCHED)
+        restoring, maker = Restoring(restorable=first), self._job.plans
+        return Membership.before(rules, self._job.plan, restoring=restoring, watch=_UNWATCHED, maker=maker)
 
     def _begin(self) -> None:
         """The job begins, if there are machines enough: its workers are there, and train."""
@@ -474,15 +479,12 @@ class _Run:
         forming, rates = self._state.forming, self._speeds.rates
         left_s = None
         if forming.rest is not None:
-            updates = costs_from_profile(rates.profile).optimizer
-            placement = self._plan.placement
-            update_s = max(sum(updates[i] for i in placement.layers_of(worker)) for worker in self._plan.workers)
-            left_s = forming.rest.lasts + update_s + rates.message_s
-        period_s = self._period_of(self._plan)
-        self._steps.go_on(forming.resume_step, period_s, left_s)
+            left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
+        self._period_s = self._period_of(self._plan)
+        self._steps.go_on(forming.resume_step, self._period_s, left_s)
         self._cut_short = False
         self._give_all(joined(self._state))
-        self._note_rate(period_s)
+        self._note_rate(self._period_s)
         self._await_copies()
 
     def _go_over(self) -> None:
@@ -498,9 +500,9 @@ class _Run:
         if self._state.generation < generation:
             raise InternalError(f"generation {generation} was prepared, and nobody went over into it")
         if self._state.phase is Phase.RUNNING:
-            period_s = self._period_of(self._plan)
-            self._steps.begin(number, period_s)
-            self._note_rate(period_s)
+            self._period_s = self._period_of(self._plan)
+            self._steps.begin(number, self._period_s)
+            self._note_rate(self._period_s)
             self._await_copies()
 
     def _await_copies(self) -> None:
@@ -522,12 +524,9 @@ class _Run:
     def _pin(self, number: int) -> None:
         """Training stands still for a copy; the copy is written meanwhile."""
         self._pinned = number
-        profile, rates, placement = self._speeds.rates.profile, self._speeds.rates, self._plan.placement
-        sizes = [
-            sum(profile.layers[layer].state_bytes for layer in placement.held_layers(worker))
-            for worker in placement.workers
-        ]
-        stall = self._speeds.pin.seconds_of(max(sizes))
+        rates, placement = self._speeds.rates, self._plan.placement
+        most = max(rates.state_bytes(placement.held_layers(worker)) for worker in placement.workers)
+        stall = self._speeds.pin.seconds_of(most)
         writers = writers_of(self._plan)
         write = max(map(rates.saving_s, writers.values()))
         waits = stall + write if self._state.rules.synchronous else stall

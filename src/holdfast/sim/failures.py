@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.sim.traces import read_trace
-from holdfast.sim.world import Happening, Kind, World
+from holdfast.sim.world import Happening, Kind, World, check
 
 __all__ = ["FORMS", "Failures", "parse_failures", "seconds"]
 
@@ -76,7 +76,7 @@ class Failures:
                     heappush(back, (again, known))
                     known += 1
         found.sort(key=lambda each: (each.at_s, each.kind is Kind.COMES, each.machine))
-        return World(machines=machines, happenings=_renamed(found, machines), lasts_s=lasts_s)
+        return check(World(machines=machines, happenings=_renamed(found, machines), lasts_s=lasts_s))
 
     def _instants(self, gaps: random.Random, lasts_s: float) -> Iterator[float]:
         at = 0.0

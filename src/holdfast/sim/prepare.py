@@ -6,12 +6,11 @@ import dataclasses
 from dataclasses import dataclass, replace
 
 from holdfast.config.job import Job
-from holdfast.config.profiles import load_profile
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.profile import Link, Profile
 from holdfast.errors import ConfigError
 from holdfast.recovery.rates import Rates
-from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, known_ties, profile_of, shapes_of, terms_of
+from holdfast.settings.planning import known_ties, plans_of, profile_of
 from holdfast.settings.rules import rules_of
 from holdfast.settings.ways import decided
 from holdfast.sim.engine import Prepared, Speeds
@@ -107,8 +106,7 @@ def profile_needed(job: Job, layers: int | None) -> Profile:
             "train.profile: without it nothing is known of times: expected a file that `holdfast profile` has written, "
             "or --profile FILE"
         )
-    known = len(load_profile(job.train.profile).layers) if layers is None else layers
-    profile = profile_of(job, known)
+    profile = profile_of(job, layers)
     assert profile is not None, "it names one"
     return profile
 
@@ -122,11 +120,9 @@ def prepared(job: Job, profile: Profile) -> Prepared:
     """
     layers = len(profile.layers)
     ties = known_ties(job, layers)
-    terms, plan = terms_of(job, layers, profile, ties), healthy_plan(job, layers, profile, ties)
-    shapes = shapes_of(job, layers, profile, terms)
-    plans = JobPlans(plan=plan, terms=terms, shapes=shapes, keeping=keeping_of(job, layers, profile))
-    job = decided(job, plan, profile).job
-    nodes = group_into_nodes(plan.workers, job.grid.workers_per_node)
+    plans = plans_of(job, layers, profile, ties)
+    job = decided(job, plans.plan, profile).job
+    nodes = group_into_nodes(plans.plan.workers, job.grid.workers_per_node)
     rules = rules_of(job, plans, ties=ties, nodes=nodes, job_id="simulated", directory="simulated")
     rules = replace(rules, steps=_FOREVER)
-    return Prepared(rules=rules, plan=plan, shapes=shapes, workers_per_machine=job.grid.workers_per_node)
+    return Prepared(rules=rules, plan=plans.plan, shapes=plans.shapes, workers_per_machine=job.grid.workers_per_node)

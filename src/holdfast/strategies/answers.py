@@ -7,11 +7,10 @@ from dataclasses import replace
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_followers, with_listeners
-from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.shrink import shrunken_plan
 from holdfast.planning.takeover import takeover_plan
-from holdfast.planning.training import Rerouted, Terms, replanned, rerouted
+from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import (
     Abort,
     Action,
@@ -32,7 +31,6 @@ from holdfast.recovery.actions import (
     TakeStock,
 )
 from holdfast.recovery.view import ClusterView
-from holdfast.schedule.builders import adaptive_plan
 
 __all__ = ["at_boundary", "fall_back", "give_up", "reroute", "restart", "resume", "vacant"]
 
@@ -65,17 +63,11 @@ def _without_lost(view: ClusterView) -> Rerouted:
         except InfeasiblePlan:  # they would need more memory than they have
             return _without_lost(replace(view, dormant=frozenset()))
         plan = with_listeners(found.plan, [row for row in placement.ranges if row[0] in dormant])
-        validate(plan)
+        view.maker.prove(plan)
         return replace(found, plan=plan, dormant=dormant)
     if view.offer is not None:
         return view.offer
-    if not view.lost:
-        return Rerouted(plan=view.baseline)
-    if view.rules.terms is not None:
-        return rerouted(view.baseline, view.lost, view.rules.terms)
-    plan = adaptive_plan(view.baseline, view.lost)
-    validate(plan)
-    return Rerouted(plan=plan)
+    return view.maker.without(view.baseline, view.lost, view.rules.terms)
 
 
 def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
@@ -104,7 +96,7 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     if view.wait_s > 0:
         return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
-    plan = _shrunken(left, baseline, 2 * most, view.rules.terms)
+    plan = _shrunken(view, left, 2 * most)
     return resume("fallback", plan, ReplaceGrid(plan=plan), load)
 
 
@@ -128,18 +120,17 @@ def _replayed(view: ClusterView) -> RecoveryPlan | None:
         plan = takeover_plan(baseline, left, max_layers=2 * most, costs=costs)
     except InfeasiblePlan:
         return None
-    validate(plan)
-    plan = plan if view.rules.terms is None else replanned(plan, view.rules.terms)
+    plan = view.maker.scheduled(plan, view.rules.terms)
     return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin(grid=plan)))
 
 
-def _shrunken(left: list[WorkerId], baseline: Plan, max_layers: int, terms: Terms | None) -> Plan:
+def _shrunken(view: ClusterView, left: list[WorkerId], max_layers: int) -> Plan:
     """The smaller grid, proved right; the planner schedules it where it can."""
+    baseline, terms = view.baseline, view.rules.terms
     costs = None if terms is None else terms.costs
     num_layers, microbatches = baseline.placement.num_layers, baseline.routes.microbatches
     plan = shrunken_plan(left, microbatches, num_layers, max_layers=max_layers, costs=costs)
-    validate(plan)
-    return plan if terms is None else replanned(plan, terms)
+    return view.maker.scheduled(plan, terms)
 
 
 def restart(view: ClusterView, name: str) -> RecoveryPlan:
@@ -183,7 +174,7 @@ def at_boundary(view: ClusterView, grid: Plan | None = None) -> RecoveryPlan:
     if view.target is not None:
         rows += lacking(answer.plan.placement, view.target.placement)
     plan = with_followers(answer.plan, rows)
-    validate(plan)
+    view.maker.prove(plan)
     copies = tuple(CopyState(layers=layers, target=worker) for worker, layers in rows)
     actions: tuple[Action, ...] = (*copies, InstallPlan(plan=plan, at_boundary=True, grid=grid))
     return RecoveryPlan(strategy=answer.strategy, actions=actions, period=answer.period, dormant=answer.dormant)

@@ -18,8 +18,9 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, costs_from_profile, unit_costs
 from holdfast.core.validate import validate
 from holdfast.errors import InternalError
+from holdfast.planning.maker import PROVING
 from holdfast.planning.replays import Logging
-from holdfast.planning.training import Terms, replanned
+from holdfast.planning.training import Terms
 from holdfast.recovery.rules import JobRules
 from holdfast.strategies.registry import strategy_named
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
@@ -43,7 +44,7 @@ class VirtualCluster:
 
     def __init__(self, scenario: Scenario) -> None:
         terms = None if scenario.technique is None else _terms(scenario)
-        plan = scenario.plan if terms is None else replanned(scenario.plan, terms)
+        plan = scenario.plan if terms is None else PROVING.scheduled(scenario.plan, terms)
         if (healthy := strategy_named(scenario.strategy).healthy) is not None:
             plan = healthy(plan)
             validate(plan)

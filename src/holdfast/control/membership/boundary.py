@@ -29,7 +29,6 @@ from holdfast.control.messages import CaughtUp, Joined, Left, Remark, Resume
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_listeners
-from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.migration import Migration
 from holdfast.planning.training import WORTHWHILE
@@ -285,7 +284,7 @@ def _may_become(state: Membership, grid: Plan, leaving: frozenset[WorkerId]) -> 
     Raises:
         InvalidSchedule: it is no plan.
     """
-    validate(grid, ties=state.rules.ties)
+    state.maker.prove(grid, ties=state.rules.ties)
     now, then = state.grid.baseline, grid.placement
     same_work = (now.placement.num_layers, now.routes.microbatches) == (then.num_layers, grid.routes.microbatches)
     known = state.placed - leaving <= set(grid.workers) <= state.situation.spares.union(now.workers)

@@ -14,8 +14,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
 from holdfast.core.remainder import Remainder
 from holdfast.errors import InfeasiblePlan, InvalidSchedule
-from holdfast.planning.remainder import plan_remainder
-from holdfast.schedule.evaluate import evaluate
+from holdfast.schedule.evaluate import measured
 from holdfast.telemetry.events import Agreed, Notice
 
 __all__ = ["contradicted", "finish_step"]
@@ -128,14 +127,14 @@ def _with_remainder(
     costs = state.rules.keeping
     assert costs is not None, "only a job that keeps steps is asked for what is left of one"
     try:
-        rest = plan_remainder(
+        rest = state.maker.remainder(
             plan, progress, ties=state.rules.ties, costs=costs, begun=begun(state, lowest(state)), left_out=left_out
         )
     except InfeasiblePlan:
         return state, ()
     except InvalidSchedule as error:
         return contradicted(state, error)
-    if not left_out and rest.lasts >= evaluate(plan, costs).makespan:
+    if not left_out and rest.lasts >= measured(plan, costs).makespan:
         return state, ()
     if repeats and not _is_over(state, rest.step):
         state = replace(state, running=state.running.repeating(rest.step))

@@ -21,6 +21,7 @@ from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import spared
 from holdfast.core.plan import Plan
+from holdfast.planning.maker import PROVING, PlanMaker
 from holdfast.planning.migration import Migration
 from holdfast.planning.replays import logged_boundaries
 from holdfast.planning.training import Rerouted
@@ -184,6 +185,7 @@ class Membership:
         revision: how many changes there were that a coordinator which is started again must know of.
         past_lost: why what was decided before is not known; empty if it is.
         ended: how the job ended; None before.
+        maker: of the plans that all go over to.
     """
 
     rules: JobRules
@@ -211,6 +213,7 @@ class Membership:
     revision: int = 0
     past_lost: str = ""
     ended: Ended | None = None
+    maker: PlanMaker = PROVING
 
     @classmethod
     def before(cls, rules: JobRules, plan: Plan, **known: Any) -> Membership:

@@ -31,5 +31,6 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         coming=bool(state.roster.expected & lost),
         updates_ahead=state.running.staggered,
         spares=len(state.roster.spares),
+        maker=state.maker,
         logs=state.rules.logging is not None and not state.restoring.unlogged,
     )

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_accepted
 from holdfast.runtime.specs import Found, Probed
-from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, shapes_of, terms_of
+from holdfast.settings.planning import JobPlans, plans_of
 from holdfast.settings.ways import Decided, decided
 
 __all__ = ["PreflightFindings", "Machine", "decide", "going_on", "preflight"]
@@ -113,15 +113,7 @@ def _check_networks(request: RunRequest) -> None:
 
 
 def _planned(request: RunRequest, probed: Probed, profile: Profile | None) -> JobPlans:
-    job, layers, ties = request.job, probed.facts.layers, probed.ties
-    plan = healthy_plan(job, layers, profile, ties)
-    terms = terms_of(job, layers, profile, ties)
-    return JobPlans(
-        plan=plan,
-        terms=terms,
-        shapes=shapes_of(job, layers, profile, terms),
-        keeping=keeping_of(job, layers, profile),
-    )
+    return plans_of(request.job, probed.facts.layers, profile, probed.ties)
 
 
 def going_on(request: RunRequest, found: Found | None) -> RunRequest:
