@@ -6,13 +6,15 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from holdfast.cli.arguments import above_0, add_overrides, whole_number
-from holdfast.cli.simulate_shown import FORMATS, ShownRuns
+from holdfast.cli.simulate_page import to_page
+from holdfast.cli.simulate_shown import ShownRuns, to_json, to_table
 from holdfast.config.job import Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.errors import ConfigError
@@ -25,6 +27,9 @@ from holdfast.sim.world import World
 
 __all__ = ["add_simulate_parser", "run"]
 
+_FORMATS: Mapping[str, Callable[[ShownRuns], str]] = MappingProxyType(
+    {"html": to_page, "json": to_json, "table": to_table}
+)
 _HOURS, _RUNS = 24.0, 5
 _HOUR_S = 3600.0
 
@@ -60,7 +65,7 @@ def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.Argument
     parser.add_argument(
         "--jobs", type=whole_number(1), metavar="N", help="simulations at once; default: one for each processor"
     )
-    parser.add_argument("--format", choices=sorted(FORMATS), default="table")
+    parser.add_argument("--format", choices=sorted(_FORMATS), default="table")
     add_overrides(parser, "checkpoint.every=100")
     parser.set_defaults(run=run)
 
@@ -90,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     processes = args.jobs or len(os.sched_getaffinity(0))
     found = compare(jobs, worlds, speeds_of(profile, assumed), samples, processes=processes, said=said)
     shown = ShownRuns(job=job.name, trace=args.trace, worlds=worlds, found=found, assumed=assumed)
-    sys.stdout.write(FORMATS[args.format](shown))
+    sys.stdout.write(_FORMATS[args.format](shown))
     return 0
 
 

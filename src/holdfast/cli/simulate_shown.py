@@ -1,20 +1,20 @@
-"""How ``holdfast simulate`` shows what became of a job: as a table, or JSON."""
+"""What ``holdfast simulate`` shows of what became of a job, and how: as a table, or JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from holdfast.sim.compare import Compared
 from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed
 from holdfast.sim.world import World
 
-__all__ = ["FORMATS", "ShownRuns"]
+__all__ = ["ShownRuns", "head_of", "table_of", "to_json", "to_table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,15 @@ class ShownRuns:
     found: Mapping[str, Compared]
     assumed: Assumed
 
+    def machine_s(self, found: Compared) -> float:
+        """Seconds of a machine that there is, for each sample that is trained, over all runs; infinite for none."""
+        paid = sum(world.mean_available() * world.lasts_s for world in self.worlds)
+        samples = found.samples * sum(each.steps for each in found.outcomes)
+        return paid / samples if samples else math.inf
 
-def _to_json(shown: ShownRuns) -> str:
+
+def to_json(shown: ShownRuns) -> str:
+    """Returns all of it, for programs; what is infinite is null."""
     rows = {
         name: {
             "throughput": found.throughput,
@@ -47,6 +54,7 @@ def _to_json(shown: ShownRuns) -> str:
             "ci95": list(found.ci95),
             "steps": found.mean(lambda each: each.steps),
             "restarts": found.mean(lambda each: each.restarts),
+            "machine_s_per_sample": None if math.isinf(cost := shown.machine_s(found)) else cost,
         }
         for name, found in shown.found.items()
     }
@@ -54,25 +62,40 @@ def _to_json(shown: ShownRuns) -> str:
     return json.dumps({"strategies": rows, "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}) + "\n"
 
 
-def _to_table(shown: ShownRuns) -> str:
+def head_of(shown: ShownRuns) -> tuple[tuple[str, str], ...]:
+    """Returns what holds for all strategies: names, and what is to be said."""
     worlds, first = shown.worlds, next(iter(shown.found.values()))
     failures = statistics.fmean(each.failures for each in worlds)
     machines = statistics.fmean(each.mean_available() for each in worlds)
-    head = (
-        f"job        {shown.job}: a step of {first.samples} samples takes {first.outcomes[0].healthy_s:.4g} s if "
-        "nobody is missing\n"
-        f"trace      {shown.trace}: {len(worlds)} run(s) of {worlds[0].lasts_s / 3600:.4g} h; on average "
-        f"{failures:.4g} failures, and {machines:.4g} machines of {max(each.machines for each in worlds)}\n"
-        f"assumed    {shown.assumed}\n\n"
+    step_s, most = first.outcomes[0].healthy_s, max(each.machines for each in worlds)
+    runs = f"{len(worlds)} run(s) of {worlds[0].lasts_s / 3600:.4g} h"
+    return (
+        ("job", f"{shown.job}: a step of {first.samples} samples takes {step_s:.4g} s if nobody is missing"),
+        (
+            "trace",
+            f"{shown.trace}: {runs}; on average {failures:.4g} failures, and {machines:.4g} machines of {most}",
+        ),
+        ("assumed", str(shown.assumed)),
     )
-    names = ["strategy", "samples/s", "95 %", "goodput", "steps", *(part.value for part in Part), "restarts"]
-    rows = [names, *(_row(name, found) for name, found in shown.found.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
+
+
+def table_of(shown: ShownRuns) -> list[list[str]]:
+    """Returns the names of the columns, and a row for each strategy."""
+    parts = (part.value for part in Part)
+    names = ["strategy", "samples/s", "95 %", "goodput", "steps", *parts, "restarts", "machine s/sample"]
+    return [names, *([*_row(name, found), f"{shown.machine_s(found):.4g}"] for name, found in shown.found.items())]
+
+
+def to_table(shown: ShownRuns) -> str:
+    """Returns it for people, in columns."""
+    rows = table_of(shown)
+    head = "".join(f"{name:<11}{text}\n" for name, text in head_of(shown))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(text.ljust(width) if not column else text.rjust(width) for column, (text, width) in enumerate(pairs))
         for pairs in (zip(row, widths, strict=True) for row in rows)
     )
-    return head + "".join(f"{line.rstrip()}\n" for line in lines)
+    return head + "\n" + "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def _row(name: str, found: Compared) -> list[str]:
@@ -87,6 +110,3 @@ def _row(name: str, found: Compared) -> list[str]:
         *(f"{value / seconds:.2%}" for value in found.breakdown.values()),
         f"{found.mean(lambda each: each.restarts):.3g}",
     ]
-
-
-FORMATS: Mapping[str, Callable[[ShownRuns], str]] = MappingProxyType({"json": _to_json, "table": _to_table})

@@ -13,7 +13,7 @@ Point = tuple[float, float]
 """Where it is along the run, and the number."""
 
 _LEFT, _TOP, _WIDTH, _HEIGHT, _RIGHT, _BOTTOM = 70, 44, 640, 240, 20, 46
-_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#718096")
+_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#718096", "#6b46c1", "#b7791f", "#b83280", "#1a202c")
 
 
 def curves_to_svg(
@@ -29,7 +29,7 @@ def curves_to_svg(
     Args:
         curves: a line through the points of each, by its name.
         caption: stands above.
-        points: circles, by the name of what they are; with the curves at most four.
+        points: circles, by the name of what they are; with the curves at most eight.
         marks: upright lines, by what stands above each.
         unit: stands behind the numbers at the left.
     """

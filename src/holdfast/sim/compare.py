@@ -55,6 +55,15 @@ class Compared:
         """What the seconds of a run were good for, on average."""
         return {part.value: self.mean(lambda each, part=part: each.parts[part]) for part in Part}  # type: ignore[misc]
 
+    @property
+    def lost(self) -> dict[str, float]:
+        """What the seconds of a run were lost to, on average: the parts but the useful one, of which ``slower`` is what
+        the whole grid would not have needed for the same steps.
+        """
+        parts = self.breakdown
+        slower = parts.pop(Part.USEFUL.value) - self.mean(lambda each: each.steps * each.healthy_s)
+        return {"slower": max(0.0, slower), **parts}
+
 
 def compare(
     jobs: Mapping[str, Prepared],

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from tests.unit.sim.test_engine import SPEEDS
+from tests.unit.sim.test_engine import job as simulated_job
 
 from holdfast.cli.commands import run_command
-from holdfast.sim.compare import interval
+from holdfast.cli.simulate_page import throughput_of
+from holdfast.sim.compare import Compared, interval
+from holdfast.sim.engine import simulate
+from holdfast.sim.failures import parse_failures
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = ROOT / "profiles" / "gpt3-medium-350m.json"
@@ -23,6 +29,7 @@ train: {{steps: 40, seed: 0, profile: {PROFILE}}}
 resilience: {{wait_for_replacement: 60}}
 checkpoint: {{every: 200}}
 """
+SVG = "{http://www.w3.org/2000/svg}"
 PARTS = {"useful", "redo", "copy", "restart", "checkpoint", "idle"}
 
 
@@ -67,6 +74,9 @@ def test_json_has_what_was_promised_and_is_the_same_again(capsys, job):
     redone = [found["strategies"][name]["breakdown"]["redo"] for name in ("adaptive", "checkpoint-restart")]
     assert 0 < redone[0] < redone[1]
     assert found["assumptions"]["start_s"] == 5
+    paid = [row["machine_s_per_sample"] * row["throughput"] for row in found["strategies"].values()]
+    assert 4.5 < paid[0] < 6, "machines that are there, on average"
+    assert paid[0] == pytest.approx(paid[1], rel=0.01)
     other = json.loads(simulated(capsys, *command, "--seed", 1))
     assert other["strategies"]["adaptive"]["throughput"] != found["strategies"]["adaptive"]["throughput"]
 
@@ -94,6 +104,33 @@ def test_a_trace_is_followed_as_far_as_it_goes(capsys, job, tmp_path):
     (row,) = found["strategies"].values()
     assert row["failures"] == 1
     assert row["ci95"] == [row["throughput"]] * 2
+
+
+def test_a_page_shows_the_table_and_three_pictures_and_needs_nothing_else(capsys, job, tmp_path):
+    trace = tmp_path / "<a&b>.csv"
+    trace.write_text("".join(f"0,add,n{i}\n" for i in range(6)) + "3600000,remove,n2\n7200000,add,n6\n")
+    page = simulated(capsys, job, "--trace", trace, "--strategies", "adaptive,checkpoint-restart", "--format", "html")
+    tree = ElementTree.fromstring(page.replace("<!doctype html>", "").replace('<meta charset="utf-8">', ""))
+    assert tree.findtext("body/h1") == "medium under failures"
+    assert any("<a&b>.csv" in "".join(each.itertext()) for each in tree.iter("p"))
+    rows = [[cell.text for cell in row] for row in tree.iter("tr")]
+    assert [row[0] for row in rows] == ["strategy", "adaptive", "checkpoint-restart"]
+    assert rows[0][-1] == "machine s/sample"
+    pictures = list(tree.iter(f"{SVG}svg"))
+    captions = [next(each.text for each in picture.iter(f"{SVG}text")) for picture in pictures]
+    assert [caption.split()[0] for caption in captions] == ["Samples", "Machines", "Time"]
+    assert not {"href", "src"} & {name for each in tree.iter() for name in each.attrib}
+
+
+def test_its_curve_is_what_was_trained():
+    prepared = simulated_job("adaptive")
+    world = parse_failures("periodic:10m,repair=10m").draw(6, 3600.0, "curve")
+    found = Compared(outcomes=(simulate(prepared, world, SPEEDS),), samples=7)
+    points = throughput_of(found)
+    trained = sum(value for _, value in points) * found.outcomes[0].seconds / len(points)
+    assert trained == pytest.approx(7 * found.outcomes[0].steps, rel=0.01)
+    assert found.outcomes[0].failures == 5
+    assert sum(found.lost.values()) == pytest.approx(found.outcomes[0].lost_s)
 
 
 @pytest.mark.parametrize(
