@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from holdfast.cli.advise import add_advise_parser
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_inspect_parser(commands)
     add_export_parser(commands)
     add_simulate_parser(commands)
+    add_advise_parser(commands)
     add_study_parser(commands)
     add_certs_parser(commands)
     return parser

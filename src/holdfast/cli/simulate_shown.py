@@ -14,7 +14,7 @@ from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed
 from holdfast.sim.world import World
 
-__all__ = ["ShownRuns", "head_of", "table_of", "to_json", "to_table"]
+__all__ = ["ShownRuns", "head_of", "rows_of", "table_of", "to_json", "to_table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class ShownRuns:
         return paid / samples if samples else math.inf
 
 
-def to_json(shown: ShownRuns) -> str:
-    """Returns all of it, for programs; what is infinite is null."""
-    rows = {
+def rows_of(shown: ShownRuns) -> dict[str, dict[str, object]]:
+    """Returns what became of the job by each strategy, for programs; what is infinite is None."""
+    return {
         name: {
             "throughput": found.throughput,
             "goodput": found.mean(lambda each: each.goodput),
@@ -58,8 +58,13 @@ def to_json(shown: ShownRuns) -> str:
         }
         for name, found in shown.found.items()
     }
+
+
+def to_json(shown: ShownRuns) -> str:
+    """Returns all of it, for programs."""
     assumed = dataclasses.asdict(shown.assumed)
-    return json.dumps({"strategies": rows, "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}) + "\n"
+    found = {"strategies": rows_of(shown), "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}
+    return json.dumps(found) + "\n"
 
 
 def head_of(shown: ShownRuns) -> tuple[tuple[str, str], ...]:

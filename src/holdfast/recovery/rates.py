@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
+from holdfast.core.schedule import OpKind
 from holdfast.schedule.evaluate import measured
 
 __all__ = ["Price", "Rates", "remaining_seconds", "step_seconds"]
@@ -30,6 +32,8 @@ class Rates:
         copy: how a worker is given state by its peers.
         load: how a worker reads the state of one layer from a checkpoint.
         save: how a worker writes that of one layer at the end.
+        sums: sizes of its parameters that a contribution to the sum of a layer's gradients has, over the profile's
+            link; 0: sums take no time.
     """
 
     profile: Profile
@@ -40,6 +44,7 @@ class Rates:
     copy: Link
     load: Link
     save: Link
+    sums: int = 0
 
     def state_bytes(self, layers: Iterable[int]) -> int:
         """Returns how large the state of these layers is."""
@@ -72,11 +77,11 @@ class Price:
 def step_seconds(plan: Plan, rates: Rates, *, updates_ahead: bool = False) -> float:
     """Returns how long a step of a plan takes that follows upon another one, from its first operation to its commit.
 
-    What all know of a step, and the verdict, travel along the pipelines beside the last and the first operations: only
-    the last part of a sum is waited for.
+    What all know of a step, and the verdict, travel along the pipelines beside the last and the first operations; so do
+    sums, as far as there are operations left: see :func:`_summing`.
     """
-    found = measured(plan, costs_from_profile(rates.profile), staggered=updates_ahead)
-    return found.period + rates.message_s
+    costs, behind = costs_from_profile(rates.profile), _summing(plan, rates)
+    return measured(plan, costs, staggered=updates_ahead, behind=behind).period + rates.message_s
 
 
 def remaining_seconds(plan: Plan, lasts_s: float, rates: Rates) -> float:
@@ -89,4 +94,26 @@ def remaining_seconds(plan: Plan, lasts_s: float, rates: Rates) -> float:
     """
     updates, placement = costs_from_profile(rates.profile).optimizer, plan.placement
     update_s = max(sum(updates[layer] for layer in placement.layers_of(worker)) for worker in plan.workers)
-    return lasts_s + update_s + rates.message_s
+    return lasts_s + max(_summing(plan, rates).values(), default=0.0) + update_s + rates.message_s
+
+
+def _summing(plan: Plan, rates: Rates) -> dict[WorkerId, float]:
+    """Seconds for which each worker's sums are on their way behind its last backward pass.
+
+    The sum of a layer begins as the last of these has gone over it, so from the last layer to the first; sums travel
+    one after another. Of two workers each sends all that it has; of more, each sends what it has nearly twice: parts to
+    those who add them, and what it has added to all (docs/transport.md).
+    """
+    found: dict[WorkerId, float] = {}
+    layers, members = rates.profile.layers, plan.placement.members_by_layer
+    for worker in plan.workers if rates.sums else ():
+        computed = free = 0.0
+        for layer in reversed(plan.placement.held_layers(worker)):
+            computed += layers[layer].seconds_of(OpKind.B)
+            others = len(members[layer]) - 1
+            if others:
+                share = 1.0 if others == 1 else 2.0 * others / (others + 1)
+                size = share * rates.sums * layers[layer].parameter_bytes
+                free = max(free, computed) + rates.profile.link.seconds_of(size)
+        found[worker] = max(0.0, free - computed)
+    return found

@@ -52,9 +52,17 @@ class Measure:
         return self.period if staggered else self.makespan
 
 
-def measure(problem: Problem, schedule: Schedule, *, staggered: bool) -> Measure:
-    """Returns the period and the makespan of a schedule, exactly as its times give them."""
+def measure(problem: Problem, schedule: Schedule, *, staggered: bool, behind: Sequence[float] = ()) -> Measure:
+    """Returns the period and the makespan of a schedule, exactly as its times give them.
+
+    Args:
+        problem: the problem.
+        schedule: a schedule of it.
+        staggered: whether each group updates as soon as its own workers are done.
+        behind: how much longer each group takes than to its last operation; empty: none does.
+    """
     first, last = group_windows(problem, schedule)
+    last = [end + more for end, more in zip(last, behind, strict=True)] if behind else last
     makespan = max(last) - min(first)
     if not staggered:
         return Measure(period=makespan + max(problem.optimizer), makespan=makespan)

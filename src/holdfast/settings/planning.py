@@ -26,6 +26,7 @@ from holdfast.schedule.builders import home_plan
 
 __all__ = [
     "JobPlans",
+    "costs_of_job",
     "grid_of",
     "healthy_plan",
     "in_flight_of",
@@ -35,6 +36,7 @@ __all__ = [
     "profile_of",
     "shapes_of",
     "stages_of",
+    "sums_of",
     "terms_of",
     "tolerated",
 ]
@@ -180,13 +182,17 @@ def _counting_state(job: Job, profile: Profile | None, terms: Terms) -> Terms:
     """The same terms, by which a worker's state takes what it takes in this job."""
     if profile is None:
         return terms
-    copies, sums = _held(job)
-    return replace(terms, costs=costs_from_profile(profile, copies=copies, sums=sums))
+    return replace(terms, costs=costs_of_job(job, profile))
+
+
+def sums_of(job: Job) -> int:
+    """Returns how many sizes of the parameters sums of gradients take: exact ones have float64 for float32."""
+    return 2 if job.train.numerics == "exact" else 1
 
 
 def _held(job: Job) -> tuple[int, int]:
     """How often a worker holds parameters and optimizer state, and how many sizes of the parameters its sums take."""
-    return 2 if job.resilience.commit == "shadow" else 1, 2 if job.train.numerics == "exact" else 1
+    return 2 if job.resilience.commit == "shadow" else 1, sums_of(job)
 
 
 def _by_memory(job: Job, table: StageTable) -> int:
@@ -205,6 +211,12 @@ def _by_memory(job: Job, table: StageTable) -> int:
 
 def _costs(num_layers: int, profile: Profile | None) -> Costs:
     return unit_costs(num_layers) if profile is None else costs_from_profile(profile)
+
+
+def costs_of_job(job: Job, profile: Profile) -> Costs:
+    """Returns costs in seconds and bytes, with the memory that a worker's state takes in this job."""
+    copies, sums = _held(job)
+    return costs_from_profile(profile, copies=copies, sums=sums)
 
 
 def in_flight_of(job: Job) -> int:

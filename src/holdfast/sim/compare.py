@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,12 +117,16 @@ def _simulations(task: _Task, processes: int) -> Iterator[Callable[[Iterable[tup
         return
     with get_context("fork").Pool(processes, _take_on, (task,)) as pool:
         yield partial(pool.imap, _of_taken)
+        pool.close()
+        pool.join()
 
 
 _taken: list[_Task] = []
 
 
 def _take_on(task: _Task) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked this process ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _taken.append(task)
 
 

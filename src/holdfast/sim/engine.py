@@ -83,6 +83,9 @@ class Speeds:
 class Prepared:
     """A job as it begins.
 
+    Raises:
+        ConfigError: it has something that cannot be simulated.
+
     Attributes:
         rules: what it says once and for all; of its steps there are as many as fit into the time.
         plan: of the whole grid.
@@ -97,6 +100,11 @@ class Prepared:
     workers_per_machine: int = 1
     plans: RememberedPlans = field(default_factory=RememberedPlans, compare=False)
 
+    def __post_init__(self) -> None:
+        """Checks that it can be simulated."""
+        if self.rules.logging is not None or self.rules.sampling is not None:
+            raise ConfigError("logs and audits are not simulated yet: expected logging.use off and no audits")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -109,7 +117,8 @@ class Outcome:
         parts: what the seconds were good for; they add up.
         failures: instants at which the job lost workers.
         generations: how often the workers went over to another plan.
-        restarts: how often the job had ended, and began again from what was saved.
+        loads: how often all went back to a checkpoint, or the job began again from what was saved.
+        restarts: how often of these the job had ended.
         rates: from each moment on, how many seconds a step took; None: none was run.
         events: what a real job would have written into its log, with times.
     """
@@ -120,6 +129,7 @@ class Outcome:
     parts: dict[Part, float]
     failures: int
     generations: int
+    loads: int
     restarts: int
     rates: tuple[tuple[float, float | None], ...]
     events: tuple[tuple[float, Event], ...] = ()
@@ -139,9 +149,6 @@ def simulate(job: Prepared, world: World, speeds: Speeds) -> Outcome:
     """Return what becomes of a job in a world.
 
     The same arguments give the same outcome.
-
-    Raises:
-        ConfigError: the job has something that cannot be simulated.
     """
     return _Run(job, world, speeds).run()
 
@@ -150,8 +157,6 @@ class _Run:
     """One job in one world."""
 
     def __init__(self, job: Prepared, world: World, speeds: Speeds) -> None:
-        if job.rules.logging is not None or job.rules.sampling is not None:
-            raise ConfigError("logs and audits are not simulated yet: expected logging.use off and no audits")
         self._job, self._world, self._speeds = job, world, speeds
         self._happenings = deque(world.happenings)
         self._clock, self._pids = Clock(), count(1)
@@ -163,11 +168,11 @@ class _Run:
         self._period_s = 0.0  # of the plan that runs
         self._rates: list[tuple[float, float | None]] = []
         self._events: list[tuple[float, Event]] = []
-        self._failures = self._restarts = self._generations = 0
+        self._failures = self._loads = self._restarts = self._generations = 0
         self._reshaper = None if job.shapes is None else Reshaper(job.shapes, job.plans.reshaped)
         self._answered: RecoveryPlan | None = None
         self._interrupted: tuple[Plan, float] | None = None
-        self._cut_short = False
+        self._cut_short = self._loading = False
         self._copying: set[WorkerId] = set()
         self._state = self._fresh(0)
         for machine in range(world.machines):
@@ -192,6 +197,7 @@ class _Run:
             parts=self._clock.ledger.closed(end),
             failures=self._failures,
             generations=self._generations + self._state.generations,
+            loads=self._loads + self._restarts,
             restarts=self._restarts,
             rates=tuple(self._rates),
             events=tuple(self._events),
@@ -452,6 +458,7 @@ class _Run:
     def _tell_all(self) -> None:
         """All have said what they hold; then they go on, save, or wait."""
         state, number = self._state, self._steps.number
+        self._loading = state.restoring.loading is not None
         if state.restoring.loading is not None:
             number = state.restoring.loading.step
         every = self._state.rules.snapshot_every
@@ -481,6 +488,7 @@ class _Run:
         if forming.rest is not None:
             left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
         self._period_s = self._period_of(self._plan)
+        self._loads += self._loading
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
         self._cut_short = False
         self._give_all(joined(self._state))

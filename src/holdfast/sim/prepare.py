@@ -76,8 +76,14 @@ def parse_assumed(text: str) -> Assumed:
     return replace(DEFAULTS, **found)
 
 
-def speeds_of(profile: Profile, assumed: Assumed) -> Speeds:
-    """Return how fast a cluster is on which layers take what a profile says."""
+def speeds_of(profile: Profile, assumed: Assumed, *, sums: int = 0) -> Speeds:
+    """Return how fast a cluster is on which layers take what a profile says.
+
+    Args:
+        profile: of the layers, and of the link between two workers.
+        assumed: what it does not tell.
+        sums: sizes of the parameters that contributions to sums of gradients have; 0: these take no time.
+    """
 
     def link(bytes_per_s: float) -> Link:
         return Link(latency_s=0.0, bytes_per_s=bytes_per_s)
@@ -91,6 +97,7 @@ def speeds_of(profile: Profile, assumed: Assumed) -> Speeds:
         copy=link(assumed.copy),
         load=link(assumed.load),
         save=link(assumed.save),
+        sums=sums,
     )
     return Speeds(rates=rates, detect_s=assumed.detect_s, pin=link(assumed.pin))
 

@@ -1,0 +1,334 @@
+"""What a job is best told, by simulation: its grid, what answers losses, how often it is saved.
+
+Every grid that is tried trains to the same bits: of as many workers, with as many micro-batches of a step in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+
+from holdfast.config.job import Job
+from holdfast.core.plan import Plan
+from holdfast.core.profile import Profile
+from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.recovery.checkfreq import checkpoint_interval
+from holdfast.recovery.choice import Choice
+from holdfast.recovery.rates import step_seconds
+from holdfast.schedule.evaluate import evaluate
+from holdfast.settings.planning import costs_of_job, healthy_plan, known_ties
+from holdfast.settings.ways import decided
+from holdfast.sim.compare import Compared, compare, interval
+from holdfast.sim.engine import Prepared, Speeds
+from holdfast.sim.prepare import prepared
+from holdfast.sim.replies import writers_of
+from holdfast.sim.world import World
+from holdfast.strategies.registry import names, strategy_named
+from holdfast.strategies.strategy import Strategy
+
+__all__ = ["AS_IT_IS", "Advice", "Candidate", "Interval", "Missing", "Shape", "advise", "missing_of"]
+
+AS_IT_IS = "as it is"
+_GRIDS = 3
+_AS_IF = 2
+"""A job that falls back to a smaller grid takes workers to have room for twice what they hold; so does this."""
+_MOSTLY = 0.99
+
+Settings = tuple[tuple[str, object], ...]
+"""Keys of a job file, and what they are to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A grid of as many workers, and what is known of it before anything fails.
+
+    Attributes:
+        pipelines: how many.
+        stages: of each.
+        microbatches: of each in a step.
+        step_s: seconds of a step while nobody is missing.
+        memory_bytes: that the fullest worker holds.
+        stall_s: for which training stands still for a checkpoint.
+        write_s: until it is written.
+    """
+
+    pipelines: int
+    stages: int
+    microbatches: int
+    step_s: float
+    memory_bytes: float
+    stall_s: float
+    write_s: float
+
+    def __str__(self) -> str:
+        """Return the two numbers that people tell."""
+        return f"{self.pipelines} x {self.stages}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """How often a job makes checkpoints, and why.
+
+    Attributes:
+        every: steps; 0: the strategy sets it while the job runs.
+        between_s: seconds from one time that all go back to a checkpoint to the next, as far as is known.
+        checkfreq: steps by CheckFreq's rule, which bounds what checkpoints cost.
+    """
+
+    every: int
+    between_s: float
+    checkfreq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """How many machines are missing: as many, or fewer, in 99 % of the time; and at the worst."""
+
+    mostly: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What a job could be told.
+
+    Attributes:
+        shape: its grid.
+        strategy: what answers losses.
+        interval: how often it is saved.
+        settings: in keys of the job file.
+    """
+
+    shape: Shape
+    strategy: str
+    interval: Interval
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """In a table."""
+        return f"{self.shape}, {self.strategy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What was found.
+
+    Attributes:
+        own: the grid that the job has.
+        as_it_is: what becomes of the job as it is.
+        ranked: what it could be told, and what becomes of it, the most samples first; at least one.
+        changes: what of the best one the job does not have.
+        refused: what the job cannot have, by the names of candidates, and why.
+        too_large: grids whose fullest worker would hold more than may be, and how much.
+        memory_bytes: how much that is.
+        assumes_memory: whether that was not said, but made of what the job's own grid holds.
+        missing: how many machines are.
+        choice: how lost layers come back.
+    """
+
+    own: Shape
+    as_it_is: Compared
+    ranked: tuple[tuple[Candidate, Compared], ...]
+    changes: Settings
+    refused: Mapping[str, str]
+    too_large: tuple[Shape, ...]
+    memory_bytes: float
+    assumes_memory: bool
+    missing: Missing
+    choice: Choice
+
+    @property
+    def best(self) -> Candidate:
+        """What the job should be told."""
+        return self.ranked[0][0]
+
+    @property
+    def ties(self) -> tuple[Candidate, ...]:
+        """What may as well be as good: its difference to the best one, in the same worlds, could be chance."""
+        best = self.ranked[0][1].throughputs
+        if len(best) == 1:
+            return ()
+        apart = (
+            (candidate, interval([a - b for a, b in zip(best, found.throughputs, strict=True)]))
+            for candidate, found in self.ranked[1:]
+        )
+        return tuple(candidate for candidate, (low, _) in apart if low <= 0)
+
+
+def advise(
+    job_with: Callable[[Settings], Job],
+    profile: Profile,
+    worlds: Sequence[World],
+    speeds: Speeds,
+    *,
+    memory_bytes: float = 0.0,
+    processes: int = 1,
+    said: Callable[[int, int], None] = lambda done, of: None,
+) -> Advice:
+    """Return what a job is best told.
+
+    Args:
+        job_with: the job, with some keys set otherwise.
+        profile: of its layers.
+        worlds: what happens to its machines, one for each run.
+        speeds: of the cluster.
+        memory_bytes: that a worker has; 0: as the job says, else twice what the fullest one of its own grid holds.
+        processes: how many simulate side by side.
+        said: called with the number of simulations that are over, and that of all.
+
+    Raises:
+        ConfigError: nothing that could be told can be simulated.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
+    job = job_with(())
+    own = _shaped(job, profile, speeds)
+    known = memory_bytes or job.resilience.worker_memory
+    limit = known or _AS_IF * own.memory_bytes
+    shapes = {(own.pipelines, own.stages): own}
+    for settings in _grids(job):
+        try:
+            shape = _shaped(job_with(settings), profile, speeds)
+        except (ConfigError, InfeasiblePlan):
+            continue
+        shapes[shape.pipelines, shape.stages] = shape
+    fitting = [shape for shape in shapes.values() if shape is own or shape.memory_bytes <= limit]
+    fitting.sort(key=lambda shape: (shape.step_s, shape.stages))
+    missing, lasts_s = missing_of(worlds), sum(world.lasts_s for world in worlds)
+    failures = sum(world.failures for world in worlds)
+    refused: dict[str, str] = {}
+
+    def tried(candidates: Iterable[Candidate], **more: Prepared) -> dict[str, tuple[Candidate | None, Compared]]:
+        """What becomes of the job by each of these that it can have, and of others; by name."""
+        by_name, jobs = {each.name: each for each in candidates}, dict(more)
+        for name, candidate in by_name.items():
+            try:
+                jobs[name] = prepared(job_with(candidate.settings), profile)
+            except (ConfigError, InfeasiblePlan) as error:
+                refused[name] = str(error)
+        compared = compare(jobs, worlds, speeds, job.samples_per_step, processes=processes, said=said)
+        return {name: (by_name.get(name), each) for name, each in compared.items()}
+
+    rows = [strategy_named(name) for name in names(lambda row: row.exact and row.name != "auto")]
+    first = (
+        _candidate(job, shape, row, missing, known, lasts_s / max(1, failures if row.restarts else 1))
+        for shape in dict.fromkeys([*fitting[:_GRIDS], own])
+        for row in rows
+    )
+    found = tried(first, **{AS_IT_IS: prepared(job, profile)})
+    as_it_is = found.pop(AS_IT_IS)[1]
+    if not found:
+        raise ConfigError(next(iter(refused.values())))
+    more_often = (
+        _candidate(job, candidate.shape, row, missing, known, lasts_s / loads)
+        for candidate, compared in found.values()
+        if candidate is not None
+        and not (row := strategy_named(candidate.strategy)).restarts
+        and (loads := sum(each.loads for each in compared.outcomes)) > 1
+    )
+    for name, again in tried(more_often).items():
+        found[name] = max(found[name], again, key=lambda pair: pair[1].throughput)
+    ranked = [(candidate, compared) for candidate, compared in found.values() if candidate is not None]
+    ranked.sort(key=lambda pair: -pair[1].throughput)
+    best = job_with(ranked[0][0].settings)
+    return Advice(
+        own=own,
+        as_it_is=as_it_is,
+        ranked=tuple(ranked),
+        changes=tuple((key, value) for key, value in ranked[0][0].settings if _get(job, key) != value),
+        refused=refused,
+        too_large=tuple(shape for shape in shapes.values() if shape not in fitting),
+        memory_bytes=limit,
+        assumes_memory=not known,
+        missing=missing,
+        choice=decided(best, _plan_of(best, profile), profile).choice,
+    )
+
+
+def _get(job: Job, key: str) -> object:
+    return reduce(getattr, key.split("."), job)
+
+
+def missing_of(worlds: Sequence[World]) -> Missing:
+    """Return how many machines are missing of those that there are in the beginning."""
+    lasts = dict[int, float]()
+    for world in worlds:
+        rows = [*world.available(), (world.lasts_s, 0)]
+        for (at, count), (end, _) in pairwise(rows):
+            short = max(0, world.machines - count)
+            lasts[short] = lasts.get(short, 0.0) + max(0.0, min(end, world.lasts_s) - at)
+    whole, so_far = math.fsum(lasts.values()), 0.0
+    mostly = max(lasts)
+    for short in sorted(lasts):
+        so_far += lasts[short]
+        if so_far >= _MOSTLY * whole:
+            mostly = short
+            break
+    return Missing(mostly=mostly, most=max(short for short, seconds in lasts.items() if seconds > 0))
+
+
+def _grids(job: Job) -> Iterator[Settings]:
+    """Other grids of as many workers, which run as many micro-batches; none of a grid whose pipelines are unlike."""
+    grid = job.grid
+    if grid.layout:
+        return
+    places, total = len(grid.depths) * grid.depths[0], job.global_microbatches
+    for pipelines in range(1, min(places, total) + 1):
+        if places % pipelines == 0 and total % pipelines == 0 and pipelines != len(grid.depths):
+            yield _grid(pipelines, places // pipelines, total // pipelines)
+
+
+def _grid(pipelines: int, stages: int, microbatches: int) -> Settings:
+    return (("grid.pipelines", pipelines), ("grid.stages", stages), ("grid.microbatches", microbatches))
+
+
+def _shaped(job: Job, profile: Profile, speeds: Speeds) -> Shape:
+    plan = _plan_of(job, profile)
+    held = evaluate(plan, costs_of_job(job, profile)).peak_memory
+    staggered, rates = job.train.technique == "staggered", speeds.rates
+    stall_s = speeds.pin.seconds_of(max(rates.state_bytes(plan.placement.held_layers(who)) for who in plan.workers))
+    write_s = stall_s + max(map(rates.saving_s, writers_of(plan).values()))
+    return Shape(
+        pipelines=len(job.grid.depths),
+        stages=max(job.grid.depths),
+        microbatches=max(job.grid.batch.counts),
+        step_s=step_seconds(plan, rates, updates_ahead=staggered),
+        memory_bytes=max(most for _, most in held),
+        stall_s=write_s if job.checkpoint.synchronous else stall_s,
+        write_s=write_s,
+    )
+
+
+def _plan_of(job: Job, profile: Profile) -> Plan:
+    layers = len(profile.layers)
+    return healthy_plan(job, layers, profile, known_ties(job, layers))
+
+
+def _candidate(
+    job: Job, shape: Shape, row: Strategy, missing: Missing, memory_bytes: float, between_s: float
+) -> Candidate:
+    found = _interval(shape, row, between_s)
+    grid = () if job.grid.layout else _grid(shape.pipelines, shape.stages, shape.microbatches)
+    left = shape.pipelines * shape.stages - missing.most  # of them so many more are to be lost, and the job goes on
+    memory: Settings = (("resilience.worker_memory", memory_bytes),) if row.makes_pipelines and memory_bytes else ()
+    more: Settings = (
+        *memory,
+        ("resilience.strategy", row.name),
+        ("resilience.tolerate", max(0, min(missing.mostly, left // shape.stages - 1))),
+        ("checkpoint.every", found.every),
+    )
+    return Candidate(shape=shape, strategy=row.name, interval=found, settings=(*grid, *more))
+
+
+def _interval(shape: Shape, row: Strategy, between_s: float) -> Interval:
+    """By Young's rule, but none is begun before the last one is written.
+
+    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
+    """
+    checkfreq = checkpoint_interval(shape.stall_s, shape.write_s, shape.step_s)
+    young = round(math.sqrt(2 * shape.stall_s * between_s) / shape.step_s)
+    every = 0 if row.sets_interval else max(1, young, math.ceil(shape.write_s / shape.step_s))
+    return Interval(every=every, between_s=between_s, checkfreq=checkfreq)
