@@ -10,6 +10,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile, costs_from_profile
 from holdfast.planning.planner import Technique
+from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms, replanned
 from holdfast.recovery.actions import (
     Abort,
@@ -20,6 +21,7 @@ from holdfast.recovery.actions import (
     LoadState,
     Recompute,
     ReplaceGrid,
+    ReplayLayers,
     Restore,
     SaveCommitted,
     Spawn,
@@ -33,8 +35,9 @@ from holdfast.schedule.evaluate import evaluate
 from holdfast.strategies.adaptive import adaptive
 from holdfast.strategies.answers import fall_back
 from holdfast.strategies.checkpoint_restart import checkpoint_restart
+from holdfast.strategies.registry import strategy_named
 from holdfast.strategies.snapshots import snapshots
-from holdfast.telemetry.events import Agreed, Detected, Installed, Rebuilt, StepOps, Synced
+from holdfast.telemetry.events import Agreed, Detected, Installed, Rebuilt, Replaying, StepOps, Synced
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
 
@@ -270,3 +273,34 @@ def test_what_lives_is_saved():
     assert run.result.seconds - agreed == close(SaveCommitted().price(view, RATES).seconds)
     smaller = replace(view, baseline=regular_plan(1, split_evenly(LAYERS, 4), 18))
     assert ReplaceGrid(plan=smaller.baseline).price(view, RATES).seconds == 0
+
+
+@pytest.mark.parametrize("helpers", [0, 1])
+@pytest.mark.parametrize("step", [5, 6, 9])
+def test_what_nobody_holds_is_replayed(step, helpers):
+    """Of one pipeline, by those beside the lost one and so many helpers; at the checkpoint there is nothing to run."""
+    plan = regular_plan(1, split_evenly(LAYERS, 4), 6)
+    options = {"logs": True, "checkpoint_every": 5, "steps": 12, "helpers": helpers}
+    run = Run(f"kill:0.1@{step}:backward", plan=plan, **options)
+    rules, lost = replace(RULES, logging=Logging(helpers=helpers)), frozenset([WorkerId(0, 1)])
+    view = ClusterView(rules=rules, baseline=plan, lost=lost, plan=plan, step=step, checkpoint=5, logs=True)
+    recovery = fall_back(view, plan.placement.layers_of(WorkerId(0, 1)))
+    price = recovery.priced(view, RATES)[[type(each) for each in recovery.actions].index(ReplayLayers)]
+    began, replaying = next((at, e) for at, e in run.result.events if isinstance(e, Replaying))
+    assert len(replaying.workers) == 2 + (helpers if step > 5 else 0)
+    ended = min(at for at, e in run.result.events if isinstance(e, Agreed) and at > began)
+    assert ended - began == close(price.seconds)
+
+
+@pytest.mark.parametrize("strategy", ["lossy-forward", "skip", "rollback"])
+def test_a_step_that_ends_without_what_was_lost(strategy):
+    plan = regular_plan(4, split_evenly(LAYERS, 1), 2)
+    rules = replace(RULES, keeping=costs_from_profile(RATES.profile), strategy=strategy)
+    run = Run("kill:1.0@3:backward", plan=plan, strategy=strategy, steps=6)
+    view = replace(run.view(3, rules=rules), lost=frozenset([WorkerId(1, 0)]))
+    recovery = strategy_named(strategy).answer(view)
+    prices = dict(zip(map(type, recovery.actions), recovery.priced(view, RATES), strict=True))
+    ending = prices[type(recovery.actions[-1])].seconds
+    steps = (3, 4) if strategy == "rollback" else (3,)
+    assert run.ended(steps[-1], 2) - run.when(Rebuilt, 2) + RATES.control_s == pytest.approx(ending, rel=0.02)
+    assert (ending > step_seconds(recovery.plan, RATES)) == (strategy == "rollback")

@@ -18,6 +18,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import costs_from_profile
 from holdfast.errors import InfeasiblePlan, InternalError
 from holdfast.planning.remainder import plan_remainder, progress_at
+from holdfast.planning.replays import Logging, logged_boundaries, plan_replays
 from holdfast.recovery.rates import Price, Rates, remaining_seconds, step_seconds
 from holdfast.recovery.view import ClusterView
 from holdfast.schedule.evaluate import evaluate
@@ -270,19 +271,29 @@ class ReplayLayers(Action):
     plan: Plan
 
     def price(self, view: ClusterView, rates: Rates) -> Price:
-        """Return until the last worker has read its layers and run their steps since then, without bubbles.
+        """Return until the last worker has connected, read what it replays and run its share of their steps since then.
 
-        As if all that was logged were there in time.
+        As if all that was logged were there in time, and sums among those who share took none.
         """
         costs, start = costs_from_profile(rates.profile), view.step if view.checkpoint is None else view.checkpoint
-        numbers, held = len(view.baseline.routes.microbatches), view.baseline.placement.without(view.lost)
-        most = 0.0
-        for worker in self.plan.workers:
-            layers = sorted(set(self.plan.placement.held_layers(worker)) - set(held.held_layers(worker)))
+        left, logging = view.baseline.placement.without(view.lost), view.rules.logging or Logging()
+        replays = plan_replays(
+            self.plan.placement,
+            {worker: left.held_layers(worker) for worker in left.workers},
+            view.baseline.routes.microbatches,
+            logged_boundaries(view.baseline, logging),
+            helpers=logging.helpers,
+            start=start,
+            stop=max(start, view.step),
+        )
+        seconds: defaultdict[WorkerId, float] = defaultdict(float)
+        for each in replays:
+            layers, share = each.layers.indices, -(-len(each.microbatches) // len(each.workers))
             passes_s = sum(costs.forward[i] + costs.input[i] + costs.weight[i] for i in layers)
-            step_s = numbers * passes_s + sum(costs.optimizer[i] for i in layers)
-            most = max(most, rates.loading_s(layers) + max(0, view.step - start) * step_s)
-        return Price(seconds=2 * rates.control_s + most)
+            step_s = share * passes_s + sum(costs.optimizer[i] for i in layers)
+            for worker in each.workers:
+                seconds[worker] += rates.loading_s(layers) + (each.stop - each.start) * step_s
+        return Price(seconds=2 * rates.control_s + rates.connect_s + max(seconds.values(), default=0.0))
 
 
 # --- what becomes of the interrupted step -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import yaml
 from holdfast.config.load import dump_job, load_job, logs_need, num_layers, parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
+from holdfast.strategies.registry import STRATEGIES
 
 GRID = "gpus_per_stage, layout, microbatch_size, microbatches, pipelines, stages, workers_per_node"
 JOB = {
@@ -235,6 +236,30 @@ def test_a_key_that_counts_for_nothing_is_refused(overrides, text):
 def test_what_counts_is_taken_and_so_is_the_file_that_a_run_leaves(overrides, job_file):
     job = parse_job(JOB, overrides)
     assert load_job(job_file(dump_job(job))) == job
+
+
+SCRIPT = {
+    "name": "a",
+    "model": {"kind": "script", "path": "a.py"},
+    "data": {"kind": "script"},
+    "grid": {"pipelines": 2, "stages": 1, "microbatches": 1},
+    "train": {"steps": 1},
+}
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_a_script_s_loop_has_a_strategy_by_which_nobody_goes_back(strategy):
+    override = f"resilience.strategy={strategy}"
+    if strategy in ("auto", "adaptive", "lossy-forward", "rollback", "skip"):
+        assert parse_job(SCRIPT, [override]).loops
+    else:
+        assert complaint(SCRIPT, override).startswith("resilience.")
+
+
+def test_a_script_s_loop_that_would_go_back_is_told_what_would_not():
+    known = "auto, adaptive, lossy-forward, rollback, skip, got templates"
+    told = complaint(SCRIPT, "resilience.strategy=templates")
+    assert told == f"resilience.strategy: a script's loop never goes back; expected one of {known}"
 
 
 @pytest.mark.parametrize("key", ["checkpoint.url", "logging.url", "resume"])

@@ -50,6 +50,12 @@ def test_both_normalisations_are_exact(make_cost, failures):
     assert max(cost(stage, x) for stage, x in enumerate(best)) == min(greatest)
 
 
+def test_what_a_stage_can_hold_counts_for_what_a_failure_costs_it():
+    """With room for one micro-batch it goes through all later stages and back before the next one is run."""
+    roomy, tight = (bubble_cost(grid_of(3, 4, 4, memory=f"2,1,1,{room}"))(0, 1) for room in (99, 2))
+    assert tight > 2 * roomy > 0
+
+
 def test_assignments_are_nested():
     for fewer, more in itertools.pairwise(min_max(8, 64, bound_cost(grid_of(32, 8, 16)))):
         assert all(a <= b for a, b in zip(fewer, more, strict=True))

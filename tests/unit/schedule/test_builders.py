@@ -12,7 +12,15 @@ from holdfast.core.schedule import format_orders
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, StateUnavailable
 from holdfast.schedule import builders
-from holdfast.schedule.builders import Limit, adaptive_plan, gpipe_orders, home_plan, one_f_one_b, regular_plan
+from holdfast.schedule.builders import (
+    Limit,
+    adaptive_plan,
+    assigned_plan,
+    gpipe_orders,
+    home_plan,
+    one_f_one_b,
+    regular_plan,
+)
 from holdfast.schedule.evaluate import evaluate
 
 EXAMPLE = regular_plan(3, split_evenly(4, 4), 6)
@@ -165,6 +173,15 @@ def test_the_last_resort_is_one_micro_batch_after_another(monkeypatch):
     monkeypatch.setattr(builders, "_in_turns", lambda *args: None)
     text, _ = in_either_order(3, memory="4,1,1,48")
     assert text.startswith("0.1: F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3")
+
+
+@pytest.mark.parametrize("counts", [[2, 1], [2, 1, 1], [4]], ids=["too few", "a pipeline more", "a pipeline less"])
+def test_micro_batches_that_do_not_go_through_these_pipelines_are_refused(counts):
+    rows = [[Visit(WorkerId(pipeline, 0), LayerRange(0, 2))] for pipeline in range(2)]
+    numbers = regular_plan(2, split_evenly(2, 1), 2).routes.microbatches
+    assert len(assigned_plan(rows, numbers, [3, 1]).routes.routes) == 4
+    with pytest.raises(ConfigError, match="4 micro-batches cannot go as"):
+        assigned_plan(rows, numbers, counts)
 
 
 def test_nothing_left_of_a_layer_is_refused():
