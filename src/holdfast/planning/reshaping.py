@@ -237,7 +237,7 @@ def _by_the_rules(
     in_rows = tuple(tuple(number[visit.worker] for visit in row) for row in rows)
     idle = tuple(range(sum(map(len, rows)), len(workers)))  # of a grid that was to grow
     before = Pipelines(pipelines=in_rows, dormant=idle)
-    lost = frozenset(number[worker] for worker in gone)
+    lost = frozenset(number[worker] for worker in gone.intersection(number))  # others of them ran nothing so far
     if not templates:
         return ()
     after = reconfigured(before, lost, min(templates), templates)

@@ -122,3 +122,5 @@ def test_whoever_runs_nothing_is_of_use_later():
     one_more = reshaped(waiting, [W(0, 0), W(1, 2)], SHAPES)
     assert set(one_more.plan.workers) == set(waiting.workers) - {W(0, 0), W(1, 2)}
     assert {len(row) for row in rows(one_more.plan)} == {4}, "each has taken the place of one that was lost"
+    gone_again = reshaped(waiting, [W(1, 2), W(3, 0), W(4, 0)], SHAPES)
+    assert gone_again == reshaped(BASELINE, [W(1, 2)], SHAPES), "as if they had never come"
