@@ -96,12 +96,11 @@ def _advice(told: ShownAdvice) -> Iterator[tuple[str, str]]:
     yield "grid", _grid(advice)
     yield "memory", _memory(advice)
     yield "strategy", _strategy(advice)
-    missing, most = advice.missing, best.shape.pipelines - 1
-    more = f"; any {most} may fail at once in this grid" if missing.mostly > most else ""
+    missing, tolerate = advice.missing, dict(best.settings)["resilience.tolerate"]
     yield (
         "failures",
-        f"resilience.tolerate {min(missing.mostly, most)}: in 99 % of the time at most {missing.mostly} machine(s) are "
-        f"missing, at the worst {missing.most}{more}",
+        f"resilience.tolerate {tolerate}: in 99 % of the time at most {missing.mostly} machine(s) are missing, at the "
+        f"worst {missing.most}",
     )
     yield "checkpoints", _checkpoints(told)
     choice = advice.choice

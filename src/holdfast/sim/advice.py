@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 
 from holdfast.config.job import Job
@@ -22,7 +22,7 @@ from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import costs_of_job, healthy_plan, known_ties
 from holdfast.settings.ways import decided
 from holdfast.sim.compare import Compared, compare, interval
-from holdfast.sim.engine import Prepared, Speeds
+from holdfast.sim.engine import Speeds
 from holdfast.sim.prepare import prepared
 from holdfast.sim.replies import writers_of
 from holdfast.sim.world import World
@@ -200,17 +200,20 @@ def advise(
     missing, lasts_s = missing_of(worlds), sum(world.lasts_s for world in worlds)
     failures = sum(world.failures for world in worlds)
     refused: dict[str, str] = {}
+    compared_by = partial(
+        compare, worlds=worlds, speeds=speeds, samples=job.samples_per_step, processes=processes, said=said
+    )
 
-    def tried(candidates: Iterable[Candidate], **more: Prepared) -> dict[str, tuple[Candidate | None, Compared]]:
-        """What becomes of the job by each of these that it can have, and of others; by name."""
-        by_name, jobs = {each.name: each for each in candidates}, dict(more)
-        for name, candidate in by_name.items():
+    def tried(candidates: Iterable[Candidate]) -> dict[str, tuple[Candidate, Compared]]:
+        """What becomes of the job by each of these that it can have, by name."""
+        able = {}
+        for each in candidates:
             try:
-                jobs[name] = prepared(job_with(candidate.settings), profile)
+                able[each.name] = each, prepared(job_with(each.settings), profile)
             except (ConfigError, InfeasiblePlan) as error:
-                refused[name] = str(error)
-        compared = compare(jobs, worlds, speeds, job.samples_per_step, processes=processes, said=said)
-        return {name: (by_name.get(name), each) for name, each in compared.items()}
+                refused[each.name] = str(error)
+        compared = compared_by({name: one for name, (_, one) in able.items()})
+        return {name: (each, compared[name]) for name, (each, _) in able.items()}
 
     rows = [strategy_named(name) for name in names(lambda row: row.exact and row.name != "auto")]
     first = (
@@ -218,21 +221,19 @@ def advise(
         for shape in dict.fromkeys([*fitting[:_GRIDS], own])
         for row in rows
     )
-    found = tried(first, **{AS_IT_IS: prepared(job, profile)})
-    as_it_is = found.pop(AS_IT_IS)[1]
+    as_it_is = compared_by({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
+    found = tried(first)
     if not found:
         raise ConfigError(next(iter(refused.values())))
     more_often = (
         _candidate(job, candidate.shape, row, missing, known, lasts_s / loads)
         for candidate, compared in found.values()
-        if candidate is not None
-        and not (row := strategy_named(candidate.strategy)).restarts
+        if not (row := strategy_named(candidate.strategy)).restarts
         and (loads := sum(each.loads for each in compared.outcomes)) > 1
     )
     for name, again in tried(more_often).items():
         found[name] = max(found[name], again, key=lambda pair: pair[1].throughput)
-    ranked = [(candidate, compared) for candidate, compared in found.values() if candidate is not None]
-    ranked.sort(key=lambda pair: -pair[1].throughput)
+    ranked = sorted(found.values(), key=lambda pair: -pair[1].throughput)
     best = job_with(ranked[0][0].settings)
     return Advice(
         own=own,
@@ -312,12 +313,13 @@ def _candidate(
 ) -> Candidate:
     found = _interval(shape, row, between_s)
     grid = () if job.grid.layout else _grid(shape.pipelines, shape.stages, shape.microbatches)
-    left = shape.pipelines * shape.stages - missing.most  # of them so many more are to be lost, and the job goes on
+    room = job.grid.workers_per_node  # workers are lost with their machine, and so many more are to be, without an end
+    left, at_once = shape.pipelines * shape.stages - missing.most * room, missing.mostly * room
     memory: Settings = (("resilience.worker_memory", memory_bytes),) if row.makes_pipelines and memory_bytes else ()
     more: Settings = (
         *memory,
         ("resilience.strategy", row.name),
-        ("resilience.tolerate", max(0, min(missing.mostly, left // shape.stages - 1))),
+        ("resilience.tolerate", max(0, min(at_once, left // shape.stages - 1))),
         ("checkpoint.every", found.every),
     )
     return Candidate(shape=shape, strategy=row.name, interval=found, settings=(*grid, *more))

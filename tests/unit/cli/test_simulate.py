@@ -94,6 +94,11 @@ def test_a_table_is_for_people(capsys, job):
     assert row.split()[0] == "auto"
 
 
+def test_spares_are_machines_that_are_there(capsys, job):
+    told = simulated(capsys, job, "--trace", "periodic:1h", "--hours", 2.5, "--set", "resilience.spares=1")
+    assert "machines of 7\n" in told
+
+
 def test_a_trace_is_followed_as_far_as_it_goes(capsys, job, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text(

@@ -20,25 +20,33 @@ from holdfast.sim.prepare import Assumed, profile_needed, speeds_of
 SLOW = Assumed(start_s=60.0, detect_s=1.0)
 
 
-@pytest.fixture
-def path(tmp_path):
-    found = tmp_path / "job.yaml"
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    found = tmp_path_factory.mktemp("advice") / "job.yaml"
     found.write_text(JOB)
     return found
 
 
-def advised(path, *overrides, trace="poisson:mtbf=1h,repair=30m", hours=3.0, **more):
+def advised(path, *overrides, trace="poisson:mtbf=1h,repair=30m", hours=1.5, **more):
     def job_with(settings):
         return load_job(path, [*overrides, *(f"{key}={value}" for key, value in settings)])
 
     job = job_with(())
     profile = profile_needed(job, 26)
-    worlds = [parse_failures(trace).draw(job.num_workers, hours * 3600, str(run)) for run in range(2)]
+    worlds = [
+        parse_failures(trace).draw(job.num_workers // job.grid.workers_per_node, hours * 3600, str(run))
+        for run in range(2)
+    ]
     return advise(job_with, profile, worlds, speeds_of(profile, SLOW, sums=sums_of(job)), **more), job_with
 
 
-def test_what_is_best_is_no_worse_than_what_is_and_trains_to_the_same_bits(path):
-    advice, job_with = advised(path)
+@pytest.fixture(scope="module")
+def plain(path):
+    return advised(path)
+
+
+def test_what_is_best_is_no_worse_than_what_is_and_trains_to_the_same_bits(plain):
+    advice, job_with = plain
     assert advice.ranked[0][1].throughput >= advice.as_it_is.throughput
     assert all(one[1].throughput >= other[1].throughput for one, other in pairwise(advice.ranked))
     assert {each.strategy for each, _ in advice.ranked} == {"adaptive", "templates", "checkpoint-restart", "checkfreq"}
@@ -52,7 +60,7 @@ def test_what_is_best_is_no_worse_than_what_is_and_trains_to_the_same_bits(path)
     assert AS_IT_IS not in {each.name for each, _ in advice.ranked}
 
 
-def test_no_grid_is_tried_for_which_workers_have_no_memory(path):
+def test_no_grid_is_tried_for_which_workers_have_no_memory(path, plain):
     free, _ = advised(path, memory_bytes=1e12, hours=1.0)
     assert not free.too_large
     shapes = {(each.shape.pipelines, each.shape.stages): each.shape for each, _ in free.ranked}
@@ -64,9 +72,17 @@ def test_no_grid_is_tried_for_which_workers_have_no_memory(path):
     assert dict(bound.best.settings).get("resilience.worker_memory", limit) == limit
     assert not bound.assumes_memory
     assert "logs and audits" in bound.refused["1 x 6, adaptive"]
-    as_if, _ = advised(path, hours=1.0)
+    as_if, _ = plain
     assert as_if.assumes_memory
     assert as_if.memory_bytes == 2 * as_if.own.memory_bytes
+
+
+def test_workers_that_are_lost_together_count_together(path):
+    pairs, _ = advised(path, "grid.workers_per_node=2", trace="periodic:30m,repair=10m", hours=1.5)
+    assert pairs.missing.most == pairs.missing.mostly == 1
+    tolerated = {each.shape.stages: dict(each.settings)["resilience.tolerate"] for each, _ in pairs.ranked}
+    assert tolerated[2] == 1, "four of six workers are left, which are two pipelines"
+    assert tolerated[1] == 2
 
 
 def test_a_grid_of_unlike_pipelines_stays_as_it_is(path):
@@ -76,8 +92,8 @@ def test_a_grid_of_unlike_pipelines_stays_as_it_is(path):
     assert not any(key.startswith("grid.") for key, _ in advice.changes)
 
 
-def test_who_goes_back_at_each_failure_is_saved_more_often(path):
-    advice, _ = advised(path)
+def test_who_goes_back_at_each_failure_is_saved_more_often(plain):
+    advice, _ = plain
     every = {each.name: each.interval for each, _ in advice.ranked}
     often, seldom = (every[f"3 x 2, {name}"] for name in ("checkpoint-restart", "adaptive"))
     assert often.every < seldom.every
