@@ -136,7 +136,7 @@ def _strategy(advice: Advice) -> str:
     others = [(each, other) for each, other in advice.ranked[1:] if each.strategy != best.strategy]
     share = found.mean(lambda each: each.goodput)
     text = f"{best.strategy}: {share:.1%} of what its grid trains if nobody is ever missing"
-    if others:
+    if others and found.throughput:
         each, other = others[0]
         text += f"; the next one, {each.name}, trains {other.throughput / found.throughput - 1:+.1%}"
     if ties := [each.name for each in advice.ties]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import io
 import os
 import resource
-import signal
 import stat
 import sys
 from pathlib import Path
@@ -17,10 +15,8 @@ from typing import Any
 from holdfast.errors import ConfigError
 
 __all__ = [
-    "PR_SET_PDEATHSIG",
     "PART",
     "create_private",
-    "end_with",
     "forbid_core_dumps",
     "harden",
     "make_private",
@@ -28,9 +24,6 @@ __all__ = [
     "raise_file_limit",
     "write_private",
 ]
-
-PR_SET_PDEATHSIG = 1
-"""Of ``prctl(2)``: the signal that this process gets when its parent ends. Linux alone has it."""
 
 PART = ".part"
 """What the name of a file ends with that is being written."""
@@ -48,13 +41,6 @@ def harden() -> None:
     raise_file_limit()
     forbid_core_dumps()
     os.umask(0o077)
-
-
-def end_with(parent: int) -> None:
-    """Sees to it that SIGKILL ends this process when its parent ends; if ``parent`` has ended already, now."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before we had asked
-        os._exit(1)
 
 
 class _Lasting(io.FileIO):

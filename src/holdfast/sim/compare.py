@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
 
+from holdfast.errors import ConfigError
+from holdfast.parent import end_with
 from holdfast.sim.engine import Outcome, Prepared, Speeds, simulate
 from holdfast.sim.ledger import Part
 from holdfast.sim.world import World
@@ -84,6 +89,9 @@ def compare(
         samples: of a step.
         processes: how many simulate side by side.
         said: called with the number of simulations that are over, and that of all.
+
+    Raises:
+        ConfigError: one of several processes was ended by somebody else.
     """
     ordered = tuple(product(jobs, range(len(worlds))))
     with _simulations(_Task(jobs=jobs, worlds=worlds, speeds=speeds), min(processes, len(ordered))) as simulated:
@@ -115,18 +123,23 @@ def _simulations(task: _Task, processes: int) -> Iterator[Callable[[Iterable[tup
     if processes <= 1:
         yield partial(map, task)
         return
-    with get_context("fork").Pool(processes, _take_on, (task,)) as pool:
-        yield partial(pool.imap, _of_taken)
-        pool.close()
-        pool.join()
+    with ProcessPoolExecutor(processes, get_context("fork"), _take_on, (task, os.getpid())) as pool:
+        try:
+            yield partial(pool.map, _of_taken)
+        except BrokenProcessPool:
+            raise ConfigError(
+                f"one of {processes} processes that simulated side by side was ended, perhaps for its memory; expected "
+                "fewer at once"
+            ) from None
 
 
 _taken: list[_Task] = []
 
 
-def _take_on(task: _Task) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked this process ends it
+def _take_on(task: _Task, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked this process answers it, and ends this one with it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent)
     _taken.append(task)
 
 

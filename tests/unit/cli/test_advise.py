@@ -11,7 +11,7 @@ from tests.unit.cli.test_simulate import JOB
 from holdfast.cli.commands import run_command
 from holdfast.config.load import load_job
 
-QUICK = ("--mtbf", "40m", "--repair", "20m", "--hours", "2", "--runs", "1", "--speeds", "start_s=60")
+QUICK = ("--mtbf", "40m", "--repair", "20m", "--hours", "1", "--runs", "1", "--speeds", "start_s=60")
 
 
 @pytest.fixture
@@ -52,6 +52,16 @@ def test_json_has_all_of_it_and_is_the_same_again(capsys, job):
     assert found["missing"]["mostly"] <= found["missing"]["most"]
     assert set(found["checkpoints"]) == {"every", "between_s", "checkfreq"}
     assert found["recovery"]["reasons"]
+
+
+def test_a_time_in_which_no_step_is_made_is_told(capsys, job, tmp_path):
+    trace = tmp_path / "brief.csv"
+    trace.write_text("".join(f"0,add,n{i}\n" for i in range(6)) + "10,remove,n2\n")
+    told = advised(capsys, job, "--trace", trace, "--hours", "0.0001")
+    assert "a sample costs inf s of a machine" in told
+    found = json.loads(advised(capsys, job, "--trace", trace, "--hours", "0.0001", "--format", "json"))
+    assert found["gain"] is None
+    assert found["strategies"]["as it is"]["machine_s_per_sample"] is None
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from tests.unit.sim.test_engine import SPEEDS
 from tests.unit.sim.test_engine import job as simulated_job
+from tests.waiting import until
 
 from holdfast.cli.commands import run_command
 from holdfast.cli.simulate_page import throughput_of
+from holdfast.runtime.node.kin import in_session
 from holdfast.sim.compare import Compared, interval
 from holdfast.sim.engine import simulate
 from holdfast.sim.failures import parse_failures
@@ -173,3 +180,30 @@ def test_an_interval_gets_smaller_with_more_runs():
     assert interval([1.0, 2.0, 3.0])[0] == pytest.approx(2 - 4.303 / 3**0.5)
     wide, narrow = interval([0.0, 1.0] * 8), interval([0.0, 1.0] * 60)
     assert wide[0] < narrow[0] < 0.5 < narrow[1] < wide[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_simulation_outlives_the_command(tmp_path, number):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    flags = [
+        "--trace",
+        "poisson:mtbf=5m,repair=5m",
+        "--strategies",
+        "templates",
+        "--hours",
+        "200",
+        "--runs",
+        "2",
+        "--jobs",
+        "2",
+    ]
+    command = subprocess.Popen([sys.executable, "-m", "holdfast", "simulate", path, *flags], start_new_session=True)
+    try:
+        until(lambda: len(in_session(command.pid)) == 3)
+        command.send_signal(number)
+        assert command.wait(120) == (130 if number == signal.SIGINT else -number)
+        until(lambda: not in_session(command.pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
 from tests.unit.sim.test_engine import COSTS, EXACT, HOUR, MACHINES, PLAN, SPEEDS, job
 
 from holdfast.core.ids import WorkerId
-from holdfast.errors import StateUnavailable
+from holdfast.errors import ConfigError, StateUnavailable
 from holdfast.planning.maker import PROVING, PlanMaker
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Terms
@@ -82,3 +83,10 @@ def test_several_processes_find_what_one_does():
     found = compare(jobs, worlds, SPEEDS, 12, processes=2, said=lambda *done: said.append(done))
     assert found == compare(jobs, worlds, SPEEDS, 12)
     assert said == [(done, 6) for done in range(7)]
+
+
+def test_a_process_that_is_ended_is_told(monkeypatch):
+    monkeypatch.setattr("holdfast.sim.compare.simulate", lambda *args: os._exit(9))
+    worlds = [BURSTS.draw(MACHINES, HOUR, str(run)) for run in range(2)]
+    with pytest.raises(ConfigError, match="one of 2 processes that simulated side by side was ended"):
+        compare({"adaptive": job("adaptive")}, worlds, SPEEDS, 12, processes=2)

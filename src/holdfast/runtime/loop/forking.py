@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 
-from holdfast.runtime.hardening import end_with
+from holdfast.parent import end_with
 
 __all__ = ["look_after_forks"]
 

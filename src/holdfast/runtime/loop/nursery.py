@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.errors import InternalError, describe_exit
-from holdfast.runtime.hardening import end_with
+from holdfast.parent import end_with
 
 __all__ = ["Nursery"]
 

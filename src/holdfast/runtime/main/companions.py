@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.parent import end_with
 from holdfast.runtime.engine.sharded.ranks import Ranks
-from holdfast.runtime.hardening import end_with
 
 __all__ = ["Companions", "fork_companions"]
 

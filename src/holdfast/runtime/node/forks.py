@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError, InternalError, describe_exit
-from holdfast.runtime.hardening import PR_SET_PDEATHSIG, end_with, harden, outlast_readers
+from holdfast.parent import PR_SET_PDEATHSIG, end_with
+from holdfast.runtime.hardening import harden, outlast_readers
 from holdfast.runtime.node.kin import Kin, below, end_all
 
 __all__ = ["FORKS", "SERVER", "ForkServer", "ForkedProcess", "Patience", "is_gone"]
