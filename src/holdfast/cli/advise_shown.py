@@ -82,11 +82,11 @@ def to_text(told: ShownAdvice) -> str:
 def _refused(told: ShownAdvice) -> dict[str, list[str]]:
     """Who cannot be, by the reason; strategies alone where they cannot be with any grid."""
     found: dict[str, list[str]] = {}
-    tried = {candidate.strategy for candidate, _ in told.advice.ranked}
+    tried = {candidate.row.name for candidate, _ in told.advice.ranked}
     for name, why in told.advice.refused.items():
-        strategy = name.split(", ")[1]
+        _, row = name.split(", ")
         names = found.setdefault(why.removeprefix(f"{told.path}: "), [])
-        if (known := name if strategy in tried else strategy) not in names:
+        if (known := name if row in tried else row) not in names:
             names.append(known)
     return found
 
@@ -133,9 +133,9 @@ def _memory(advice: Advice) -> str:
 
 def _strategy(advice: Advice) -> str:
     best, found = advice.ranked[0]
-    others = [(each, other) for each, other in advice.ranked[1:] if each.strategy != best.strategy]
+    others = [(each, other) for each, other in advice.ranked[1:] if each.row.name != best.row.name]
     share = found.mean(lambda each: each.goodput)
-    text = f"{best.strategy}: {share:.1%} of what its grid trains if nobody is ever missing"
+    text = f"{best.row.name}: {share:.1%} of what its grid trains if nobody is ever missing"
     if others and found.throughput:
         each, other = others[0]
         text += f"; the next one, {each.name}, trains {other.throughput / found.throughput - 1:+.1%}"
@@ -149,7 +149,7 @@ def _checkpoints(told: ShownAdvice) -> str:
     shape, found = best.shape, best.interval
     costs = f"one holds training up for {shape.stall_s:.3g} s and is written after {shape.write_s:.3g} s"
     if not found.every:
-        return f"as often as {best.strategy} makes of what they cost: {costs}; that is every {found.checkfreq} steps"
+        return f"as often as {best.row.name} makes of what they cost: {costs}; that is every {found.checkfreq} steps"
     minutes, hours = found.every * shape.step_s / 60, found.between_s / 3600
     return (
         f"every {found.every} steps ({minutes:.3g} min), by Young's rule: {costs}, and all go back to one every "

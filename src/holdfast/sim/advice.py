@@ -97,20 +97,20 @@ class Candidate:
 
     Attributes:
         shape: its grid.
-        strategy: what answers losses.
+        row: what answers losses.
         interval: how often it is saved.
         settings: in keys of the job file.
     """
 
     shape: Shape
-    strategy: str
+    row: Strategy
     interval: Interval
     settings: Settings
 
     @property
     def name(self) -> str:
         """In a table."""
-        return f"{self.shape}, {self.strategy}"
+        return f"{self.shape}, {self.row.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +226,9 @@ def advise(
     if not found:
         raise ConfigError(next(iter(refused.values())))
     more_often = (
-        _candidate(job, candidate.shape, row, missing, known, lasts_s / loads)
+        _candidate(job, candidate.shape, candidate.row, missing, known, lasts_s / loads)
         for candidate, compared in found.values()
-        if not (row := strategy_named(candidate.strategy)).restarts
-        and (loads := sum(each.loads for each in compared.outcomes)) > 1
+        if not candidate.row.restarts and (loads := sum(each.loads for each in compared.outcomes)) > 1
     )
     for name, again in tried(more_often).items():
         found[name] = max(found[name], again, key=lambda pair: pair[1].throughput)
@@ -322,7 +321,7 @@ def _candidate(
         ("resilience.tolerate", max(0, min(at_once, left // shape.stages - 1))),
         ("checkpoint.every", found.every),
     )
-    return Candidate(shape=shape, strategy=row.name, interval=found, settings=(*grid, *more))
+    return Candidate(shape=shape, row=row, interval=found, settings=(*grid, *more))
 
 
 def _interval(shape: Shape, row: Strategy, between_s: float) -> Interval:

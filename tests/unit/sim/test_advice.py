@@ -49,7 +49,7 @@ def test_what_is_best_is_no_worse_than_what_is_and_trains_to_the_same_bits(plain
     advice, job_with = plain
     assert advice.ranked[0][1].throughput >= advice.as_it_is.throughput
     assert all(one[1].throughput >= other[1].throughput for one, other in pairwise(advice.ranked))
-    assert {each.strategy for each, _ in advice.ranked} == {"adaptive", "templates", "checkpoint-restart", "checkfreq"}
+    assert {each.row.name for each, _ in advice.ranked} == {"adaptive", "templates", "checkpoint-restart", "checkfreq"}
     assert "snapshot_every" in advice.refused["3 x 2, snapshots"]
     assert all(name.endswith(", snapshots") for name in advice.refused)
     for candidate, compared in advice.ranked:
