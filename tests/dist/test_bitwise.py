@@ -43,9 +43,7 @@ def test_one_kill_of_other_models(runs, name):
 
 @pytest.mark.parametrize(("name", "point"), each_by_turns(["forward", "backward", "reduce"]))
 def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):
-    summary = runs.survives(name, f"kill:1.2@2:{point}")
-    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
-    (agreed,) = [event for event in events if isinstance(event, Agreed) and event.generation == 2]
+    summary, agreed = survived_in_step_2(runs, name, point)
     with closing(DecisionStore(summary.run_dir / "control.db")) as store:
         plan = store.plans()[1]
     layers = plan.placement.layers_of(WorkerId(1, 2))
@@ -60,6 +58,21 @@ def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):
     lost = len(agreed.redone) + len(agreed.regenerated)
     assert failure.recomputed_microbatches - agreed.dropped == lost
     assert failure.recomputed_at_most >= failure.recomputed_microbatches
+
+
+def survived_in_step_2(runs, name, point):
+    """A run in which all survivors were in the step of the loss.
+
+    On a busy machine one may still wait for a sum of the step before, which the others have used, and keep no more:
+    then that step is run again whole.
+    """
+    for _ in range(3):
+        summary = runs.survives(name, f"kill:1.2@2:{point}")
+        events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+        (agreed,) = [event for event in events if isinstance(event, Agreed) and event.generation == 2]
+        if agreed.step == 2:
+            return summary, agreed
+    raise AssertionError(f"in none of three runs all were in step 2: {agreed}")
 
 
 @pytest.mark.parametrize(("name", "worker"), each_by_turns(["0.0", "2.1", "1.3"]))
