@@ -47,14 +47,13 @@ class ShownAdvice:
 
 def to_json(told: ShownAdvice) -> str:
     """Returns all of it, for programs."""
-    advice = told.advice
-    best = advice.best
-    mean, low, high = told.gain
+    advice, best, (mean, low, high) = told.advice, told.advice.best, told.gain
+    trains = advice.as_it_is.throughput > 0
     found = {
         "set": dict(advice.changes),
         "settings": dict(best.settings),
-        "gain": mean if told.advice.as_it_is.throughput else None,
-        "gain_ci95": [low, high] if told.advice.as_it_is.throughput else None,
+        "gain": mean if trains else None,
+        "gain_ci95": [low, high] if trains else None,
         "ties": [each.name for each in advice.ties],
         "missing": dataclasses.asdict(advice.missing),
         "checkpoints": dataclasses.asdict(best.interval),
@@ -111,14 +110,9 @@ def _advice(told: ShownAdvice) -> Iterator[tuple[str, str]]:
 
 def _grid(advice: Advice) -> str:
     best, own = advice.best.shape, advice.own
-    bits = "of grids that train to the same bits with as many workers"
     if best == own:
-        text = f"{own}, as it is: no other is better, {bits}"
-    else:
-        text = (
-            f"{best} instead of {own}: while nobody is missing a step takes {best.step_s:.4g} s, not {own.step_s:.4g} s"
-        )
-    return text
+        return f"{own}, as it is: no other is better, of grids that train to the same bits with as many workers"
+    return f"{best} instead of {own}: while nobody is missing a step takes {best.step_s:.4g} s, not {own.step_s:.4g} s"
 
 
 def _memory(advice: Advice) -> str:

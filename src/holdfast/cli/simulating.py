@@ -22,7 +22,7 @@ from holdfast.sim.world import World
 
 __all__ = ["TRACE_HELP", "add_simulating", "job_of", "processes_of", "progress", "worlds_of"]
 
-HOUR_S = 3600.0
+_HOUR_S = 3600.0
 TRACE_HELP = (
     f"what happens to machines: {FORMS}; all but FILE may have repair=1h (after which another machine comes for each "
     "that is lost) and notice=2m (for which machines still work)"
@@ -72,13 +72,13 @@ def worlds_of(args: argparse.Namespace, failures: Failures, job: Job, *, hours: 
     room = job.grid.workers_per_node
     needed = -(-job.num_workers // room)
     if failures.is_trace:
-        path, lasts_s = Path(failures.kind), None if args.hours is None else args.hours * HOUR_S
+        path, lasts_s = Path(failures.kind), None if args.hours is None else args.hours * _HOUR_S
         worlds = tuple(read_trace(path, lasts_s=lasts_s, seed=args.seed + number) for number in range(args.runs or 1))
         most = max(count for _, count in worlds[0].available())
         if most < needed:
             raise ConfigError(f"{path}: never are more than {most} machines there, and the job needs {needed}")
         return worlds
-    machines, lasts_s = needed + -(-job.resilience.spares // room), (args.hours or hours) * HOUR_S
+    machines, lasts_s = needed + -(-job.resilience.spares // room), (args.hours or hours) * _HOUR_S
     count = args.runs or (1 if failures.kind == "periodic" else runs)
     return tuple(failures.draw(machines, lasts_s, f"{args.seed}:{number}") for number in range(count))
 

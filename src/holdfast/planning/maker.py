@@ -12,7 +12,6 @@ from holdfast.core.remainder import Remainder
 from holdfast.core.validate import validate
 from holdfast.planning.remainder import plan_remainder
 from holdfast.planning.training import Rerouted, Terms, replanned, rerouted, within_limit
-from holdfast.schedule.builders import adaptive_plan
 
 __all__ = ["PROVING", "PlanMaker"]
 
@@ -21,25 +20,13 @@ class PlanMaker:
     """Makes each plan as it is asked for, and proves it."""
 
     def without(self, baseline: Plan, lost: Iterable[WorkerId], terms: Terms | None) -> Rerouted:
-        """Returns the plan for what is left of a grid, proved right; it depends on the set of the lost alone.
+        """Returns the plan for what is left of a grid, proved right.
 
-        Args:
-            baseline: the plan of the whole grid.
-            lost: all workers that are gone.
-            terms: what the planner goes by; None if orders keep to 1F1B's rules.
-
-        Raises:
-            StateUnavailable: a layer is left without an owner.
-            ConfigError: a lost worker is not in the plan.
-            InfeasiblePlan: a worker's memory cannot hold one micro-batch.
-
-        Cost: up to 12 schedules; milliseconds for tens of workers.
+        See :func:`holdfast.planning.training.rerouted`.
         """
-        gone = frozenset(lost)
-        if not gone:
-            return Rerouted(plan=baseline)
-        found = Rerouted(plan=adaptive_plan(baseline, gone)) if terms is None else rerouted(baseline, gone, terms)
-        self.prove(found.plan, terms)
+        found = rerouted(baseline, lost, terms)
+        if found.plan is not baseline:
+            self.prove(found.plan, terms)
         return found
 
     def scheduled(self, plan: Plan, terms: Terms | None) -> Plan:

@@ -27,7 +27,7 @@ from holdfast.planning.templates.reconfigure import Pipelines, reconfigured
 from holdfast.planning.templates.stages import StageTable
 from holdfast.planning.templates.template import Template, last_slowest
 from holdfast.planning.training import WORTHWHILE, Terms, replanned, rerouted
-from holdfast.schedule.builders import adaptive_plan, assigned_plan
+from holdfast.schedule.builders import assigned_plan
 from holdfast.schedule.evaluate import measured
 
 __all__ = ["Reshaped", "Shapes", "reshaped"]
@@ -164,12 +164,8 @@ def reshaped(
 
 def _period_rerouted(baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes) -> float:
     """How long a step takes by what answers the loss at once; infinite if nothing does."""
-    if not gone:
-        return _period(baseline, shapes)
     if baseline.placement.unowned_layers(gone):
         return math.inf
-    if shapes.terms is None:
-        return _period(adaptive_plan(baseline, gone), shapes)
     return _period(rerouted(baseline, gone, shapes.terms).plan, shapes)
 
 

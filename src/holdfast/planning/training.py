@@ -21,6 +21,7 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.planning.lining_up import exchanges
 from holdfast.planning.normalise import per_stage
 from holdfast.planning.planner import Planned, Technique, make_plan, plan_routes
+from holdfast.schedule.builders import adaptive_plan
 
 __all__ = [
     "WORTHWHILE",
@@ -123,13 +124,13 @@ def planned_grid(grid: CostedGrid, failed: Iterable[WorkerId], terms: Terms, *, 
     return make_plan(grid, failed, terms.technique, time_limit_s=inf, tries=tries)
 
 
-def rerouted(baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted:
+def rerouted(baseline: Plan, lost: Iterable[WorkerId], terms: Terms | None) -> Rerouted:
     """Returns the plan for what is left of a grid, not proved yet; it depends on the set of the lost alone.
 
     Args:
         baseline: the plan of the whole grid.
         lost: all workers that are gone.
-        terms: what the planner goes by.
+        terms: what the planner goes by; None if orders keep to 1F1B's rules.
 
     Raises:
         StateUnavailable: a layer is left without an owner.
@@ -141,6 +142,8 @@ def rerouted(baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted
     gone = frozenset(lost)
     if not gone:
         return Rerouted(plan=baseline)
+    if terms is None:
+        return Rerouted(plan=adaptive_plan(baseline, gone))
     slots = slots_of(baseline)
     if slots is None:
         routes = reroute(baseline.placement, baseline.routes, gone)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import pairwise
 
@@ -22,9 +23,8 @@ from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import costs_of_job, healthy_plan, known_ties
 from holdfast.settings.ways import decided
 from holdfast.sim.compare import Compared, compare, interval
-from holdfast.sim.engine import Speeds
+from holdfast.sim.engine import Prepared, Speeds
 from holdfast.sim.prepare import prepared
-from holdfast.sim.replies import writers_of
 from holdfast.sim.world import World
 from holdfast.strategies.registry import names, strategy_named
 from holdfast.strategies.strategy import Strategy
@@ -185,67 +185,81 @@ def advise(
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
     job = job_with(())
-    own = _shaped(job, profile, speeds)
+    own, *others = _shapes(job_with, profile, speeds)
     known = memory_bytes or job.resilience.worker_memory
     limit = known or _AS_IF * own.memory_bytes
-    shapes = {(own.pipelines, own.stages): own}
-    for settings in _grids(job):
-        try:
-            shape = _shaped(job_with(settings), profile, speeds)
-        except (ConfigError, InfeasiblePlan):
-            continue
-        shapes[shape.pipelines, shape.stages] = shape
-    fitting = [shape for shape in shapes.values() if shape is own or shape.memory_bytes <= limit]
-    fitting.sort(key=lambda shape: (shape.step_s, shape.stages))
-    missing, lasts_s = missing_of(worlds), sum(world.lasts_s for world in worlds)
-    failures = sum(world.failures for world in worlds)
-    refused: dict[str, str] = {}
-    compared_by = partial(
-        compare, worlds=worlds, speeds=speeds, samples=job.samples_per_step, processes=processes, said=said
+    fitting = sorted(
+        [own, *(shape for shape in others if shape.memory_bytes <= limit)],
+        key=lambda shape: (shape.step_s, shape.stages),
     )
-
-    def tried(candidates: Iterable[Candidate]) -> dict[str, tuple[Candidate, Compared]]:
-        """What becomes of the job by each of these that it can have, by name."""
-        able = {}
-        for each in candidates:
-            try:
-                able[each.name] = each, prepared(job_with(each.settings), profile)
-            except (ConfigError, InfeasiblePlan) as error:
-                refused[each.name] = str(error)
-        compared = compared_by({name: one for name, (_, one) in able.items()})
-        return {name: (each, compared[name]) for name, (each, _) in able.items()}
-
-    rows = [strategy_named(name) for name in names(lambda row: row.exact and row.name != "auto")]
-    first = (
-        _candidate(job, shape, row, missing, known, lasts_s / max(1, failures if row.restarts else 1))
-        for shape in dict.fromkeys([*fitting[:_GRIDS], own])
-        for row in rows
+    missing = missing_of(worlds)
+    trials = _Trials(
+        job_with=job_with,
+        profile=profile,
+        compared=partial(
+            compare, worlds=worlds, speeds=speeds, samples=job.samples_per_step, processes=processes, said=said
+        ),
     )
-    as_it_is = compared_by({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
-    found = tried(first)
-    if not found:
-        raise ConfigError(next(iter(refused.values())))
-    more_often = (
-        _candidate(job, candidate.shape, candidate.row, missing, known, lasts_s / loads)
-        for candidate, compared in found.values()
-        if not candidate.row.restarts and (loads := sum(each.loads for each in compared.outcomes)) > 1
-    )
-    for name, again in tried(more_often).items():
-        found[name] = max(found[name], again, key=lambda pair: pair[1].throughput)
-    ranked = sorted(found.values(), key=lambda pair: -pair[1].throughput)
+    as_it_is = trials.compared({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
+    ranked = _ranked(trials, partial(_candidate, job, missing, known), dict.fromkeys([*fitting[:_GRIDS], own]), worlds)
     best = job_with(ranked[0][0].settings)
     return Advice(
         own=own,
         as_it_is=as_it_is,
-        ranked=tuple(ranked),
+        ranked=ranked,
         changes=tuple((key, value) for key, value in ranked[0][0].settings if _get(job, key) != value),
-        refused=refused,
-        too_large=tuple(shape for shape in shapes.values() if shape not in fitting),
+        refused=trials.refused,
+        too_large=tuple(shape for shape in others if shape not in fitting),
         memory_bytes=limit,
         assumes_memory=not known,
         missing=missing,
         choice=decided(best, _plan_of(best, profile), profile).choice,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trials:
+    """What becomes of a job by what it could be told; and what it cannot have, and why."""
+
+    job_with: Callable[[Settings], Job]
+    profile: Profile
+    compared: Callable[[Mapping[str, Prepared]], Mapping[str, Compared]]
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def of(self, candidates: Iterable[Candidate]) -> dict[str, tuple[Candidate, Compared]]:
+        """What becomes of the job by each of these that it can have, by name."""
+        able = {}
+        for each in candidates:
+            try:
+                able[each.name] = each, prepared(self.job_with(each.settings), self.profile)
+            except (ConfigError, InfeasiblePlan) as error:
+                self.refused[each.name] = str(error)
+        compared = self.compared({name: one for name, (_, one) in able.items()})
+        return {name: (each, compared[name]) for name, (each, _) in able.items()}
+
+
+def _ranked(
+    trials: _Trials,
+    candidate: Callable[[Shape, Strategy, float], Candidate],
+    shapes: Iterable[Shape],
+    worlds: Sequence[World],
+) -> tuple[tuple[Candidate, Compared], ...]:
+    """Each grid by each exact strategy, the most samples first; what often goes back is tried with more checkpoints."""
+    rows = [strategy_named(name) for name in names(lambda row: row.exact and row.name != "auto")]
+    lasts_s, failures = sum(world.lasts_s for world in worlds), sum(world.failures for world in worlds)
+    found = trials.of(
+        candidate(shape, row, lasts_s / max(1, failures if row.restarts else 1)) for shape in shapes for row in rows
+    )
+    if not found:
+        raise ConfigError(next(iter(trials.refused.values())))
+    more_often = (
+        candidate(each.shape, each.row, lasts_s / loads)
+        for each, compared in found.values()
+        if not each.row.restarts and (loads := sum(outcome.loads for outcome in compared.outcomes)) > 1
+    )
+    for name, again in trials.of(more_often).items():
+        found[name] = max(found[name], again, key=lambda pair: pair[1].throughput)
+    return tuple(sorted(found.values(), key=lambda pair: -pair[1].throughput))
 
 
 def _get(job: Job, key: str) -> object:
@@ -270,6 +284,16 @@ def missing_of(worlds: Sequence[World]) -> Missing:
     return Missing(mostly=mostly, most=max(short for short, seconds in lasts.items() if seconds > 0))
 
 
+def _shapes(job_with: Callable[[Settings], Job], profile: Profile, speeds: Speeds) -> list[Shape]:
+    """The job's own grid, then others that it could have."""
+    job = job_with(())
+    found = [_shaped(job, profile, speeds)]
+    for settings in _grids(job):
+        with suppress(ConfigError, InfeasiblePlan):
+            found.append(_shaped(job_with(settings), profile, speeds))
+    return found
+
+
 def _grids(job: Job) -> Iterator[Settings]:
     """Other grids of as many workers, which run as many micro-batches; none of a grid whose pipelines are unlike."""
     grid = job.grid
@@ -288,17 +312,15 @@ def _grid(pipelines: int, stages: int, microbatches: int) -> Settings:
 def _shaped(job: Job, profile: Profile, speeds: Speeds) -> Shape:
     plan = _plan_of(job, profile)
     held = evaluate(plan, costs_of_job(job, profile)).peak_memory
-    staggered, rates = job.train.technique == "staggered", speeds.rates
-    stall_s = speeds.pin.seconds_of(max(rates.state_bytes(plan.placement.held_layers(who)) for who in plan.workers))
-    write_s = stall_s + max(map(rates.saving_s, writers_of(plan).values()))
+    staggered, (stall_s, writing_s) = job.train.technique == "staggered", speeds.checkpoint(plan)
     return Shape(
         pipelines=len(job.grid.depths),
         stages=max(job.grid.depths),
         microbatches=max(job.grid.batch.counts),
-        step_s=step_seconds(plan, rates, updates_ahead=staggered),
+        step_s=step_seconds(plan, speeds.rates, updates_ahead=staggered),
         memory_bytes=max(most for _, most in held),
-        stall_s=write_s if job.checkpoint.synchronous else stall_s,
-        write_s=write_s,
+        stall_s=stall_s + (writing_s if job.checkpoint.synchronous else 0.0),
+        write_s=stall_s + writing_s,
     )
 
 
@@ -308,7 +330,7 @@ def _plan_of(job: Job, profile: Profile) -> Plan:
 
 
 def _candidate(
-    job: Job, shape: Shape, row: Strategy, missing: Missing, memory_bytes: float, between_s: float
+    job: Job, missing: Missing, memory_bytes: float, shape: Shape, row: Strategy, between_s: float
 ) -> Candidate:
     found = _interval(shape, row, between_s)
     grid = () if job.grid.layout else _grid(shape.pipelines, shape.stages, shape.microbatches)

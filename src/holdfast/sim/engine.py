@@ -78,6 +78,12 @@ class Speeds:
     detect_s: float
     pin: Link
 
+    def checkpoint(self, plan: Plan) -> tuple[float, float]:
+        """Return for how long the slowest worker of a plan copies its state, and then writes its part of it."""
+        placement, writers = plan.placement, writers_of(plan).values()
+        most = max(self.rates.state_bytes(placement.held_layers(worker)) for worker in placement.workers)
+        return self.pin.seconds_of(most), max(map(self.rates.saving_s, writers))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -172,7 +178,7 @@ class _Run:
         self._reshaper = None if job.shapes is None else Reshaper(job.shapes, job.plans.reshaped)
         self._answered: RecoveryPlan | None = None
         self._interrupted: tuple[Plan, float] | None = None
-        self._cut_short = self._loading = False
+        self._cut_short = False
         self._copying: set[WorkerId] = set()
         self._state = self._fresh(0)
         for machine in range(world.machines):
@@ -458,7 +464,6 @@ class _Run:
     def _tell_all(self) -> None:
         """All have said what they hold; then they go on, save, or wait."""
         state, number = self._state, self._steps.number
-        self._loading = state.restoring.loading is not None
         if state.restoring.loading is not None:
             number = state.restoring.loading.step
         every = self._state.rules.snapshot_every
@@ -467,6 +472,7 @@ class _Run:
         if self._state.generation != state.generation:
             return  # it was answered anew
         if self._state.phase is Phase.RUNNING:
+            self._loads += state.restoring.loading is not None
             self._go_on()
         elif self._state.phase is Phase.SAVING:
             view = self._view(self._state, self._state.absent)
@@ -488,7 +494,6 @@ class _Run:
         if forming.rest is not None:
             left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
         self._period_s = self._period_of(self._plan)
-        self._loads += self._loading
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
         self._cut_short = False
         self._give_all(joined(self._state))
@@ -532,14 +537,10 @@ class _Run:
     def _pin(self, number: int) -> None:
         """Training stands still for a copy; the copy is written meanwhile."""
         self._pinned = number
-        rates, placement = self._speeds.rates, self._plan.placement
-        most = max(rates.state_bytes(placement.held_layers(worker)) for worker in placement.workers)
-        stall = self._speeds.pin.seconds_of(most)
-        writers = writers_of(self._plan)
-        write = max(map(rates.saving_s, writers.values()))
+        stall, write = self._speeds.checkpoint(self._plan)
         waits = stall + write if self._state.rules.synchronous else stall
         self._clock.owe(Part.CHECKPOINT, waits)
-        told = tuple(shards(number, self._state.generation, writers, stall, write))
+        told = tuple(shards(number, self._state.generation, writers_of(self._plan), stall, write))
         self._clock.after(max(waits, stall + write), lambda: self._written(told))
 
     def _written(self, told: Iterable[ShardWritten]) -> None:
