@@ -146,7 +146,7 @@ def _checkpoints(told: ShownAdvice) -> str:
         return f"as often as {best.row.name} makes of what they cost: {costs}; that is every {found.checkfreq} steps"
     minutes, hours = found.every * shape.step_s / 60, found.between_s / 3600
     return (
-        f"every {found.every} steps ({minutes:.3g} min), by Young's rule: {costs}, and all go back to one every "
+        f"every {found.every} steps ({minutes:.3g} min), by Young's rule: {costs}, and one is needed every "
         f"{hours:.3g} h, or less often"
     )
 

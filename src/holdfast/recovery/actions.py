@@ -19,7 +19,7 @@ from holdfast.core.profile import costs_from_profile
 from holdfast.errors import InfeasiblePlan, InternalError
 from holdfast.planning.remainder import plan_remainder, progress_at
 from holdfast.planning.replays import Logging, logged_boundaries, plan_replays
-from holdfast.recovery.rates import Price, Rates, remaining_seconds, step_seconds
+from holdfast.recovery.rates import Price, Rates, remaining_seconds, replaying_seconds, step_seconds
 from holdfast.recovery.view import ClusterView
 from holdfast.schedule.evaluate import evaluate
 
@@ -275,7 +275,7 @@ class ReplayLayers(Action):
 
         As if all that was logged were there in time, and sums among those who share took none.
         """
-        costs, start = costs_from_profile(rates.profile), view.step if view.checkpoint is None else view.checkpoint
+        start = view.step if view.checkpoint is None else view.checkpoint
         left, logging = view.baseline.placement.without(view.lost), view.rules.logging or Logging()
         replays = plan_replays(
             self.plan.placement,
@@ -286,14 +286,7 @@ class ReplayLayers(Action):
             start=start,
             stop=max(start, view.step),
         )
-        seconds: defaultdict[WorkerId, float] = defaultdict(float)
-        for each in replays:
-            layers, share = each.layers.indices, -(-len(each.microbatches) // len(each.workers))
-            passes_s = sum(costs.forward[i] + costs.input[i] + costs.weight[i] for i in layers)
-            step_s = share * passes_s + sum(costs.optimizer[i] for i in layers)
-            for worker in each.workers:
-                seconds[worker] += rates.loading_s(layers) + (each.stop - each.start) * step_s
-        return Price(seconds=2 * rates.control_s + rates.connect_s + max(seconds.values(), default=0.0))
+        return Price(seconds=replaying_seconds(replays, rates))
 
 
 # --- what becomes of the interrupted step -----------------------------------------------------------------------------

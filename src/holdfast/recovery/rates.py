@@ -6,16 +6,18 @@ action, view and rates give the same price.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
+from holdfast.core.replay import Replay
 from holdfast.core.schedule import OpKind
 from holdfast.schedule.evaluate import measured
 
-__all__ = ["Price", "Rates", "remaining_seconds", "step_seconds"]
+__all__ = ["Price", "Rates", "remaining_seconds", "replaying_seconds", "step_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,21 @@ def remaining_seconds(plan: Plan, lasts_s: float, rates: Rates) -> float:
     updates, placement = costs_from_profile(rates.profile).optimizer, plan.placement
     update_s = max(sum(updates[layer] for layer in placement.layers_of(worker)) for worker in plan.workers)
     return lasts_s + max(_summing(plan, rates).values(), default=0.0) + update_s + rates.message_s
+
+
+def replaying_seconds(replays: Iterable[Replay], rates: Rates) -> float:
+    """Returns how long layers are replayed: until the last worker has connected, read them and run its share of steps.
+
+    As if all that was logged were there in time, and sums among those who share took none.
+    """
+    costs, seconds = costs_from_profile(rates.profile), defaultdict[WorkerId, float](float)
+    for each in replays:
+        layers, share = each.layers.indices, -(-len(each.microbatches) // len(each.workers))
+        passes_s = sum(costs.forward[i] + costs.input[i] + costs.weight[i] for i in layers)
+        step_s = share * passes_s + sum(costs.optimizer[i] for i in layers)
+        for worker in each.workers:
+            seconds[worker] += rates.loading_s(layers) + (each.stop - each.start) * step_s
+    return 2 * rates.control_s + rates.connect_s + max(seconds.values(), default=0.0)
 
 
 def _summing(plan: Plan, rates: Rates) -> dict[WorkerId, float]:

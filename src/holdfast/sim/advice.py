@@ -74,7 +74,7 @@ class Interval:
 
     Attributes:
         every: steps; 0: the strategy sets it while the job runs.
-        between_s: seconds from one time that all go back to a checkpoint to the next, as far as is known.
+        between_s: seconds from one time that a checkpoint is needed to the next, as far as is known.
         checkfreq: steps by CheckFreq's rule, which bounds what checkpoints cost.
     """
 
@@ -100,17 +100,19 @@ class Candidate:
         row: what answers losses.
         interval: how often it is saved.
         settings: in keys of the job file.
+        logs: whether what crosses nodes is logged where the formulas say that it is worth it.
     """
 
     shape: Shape
     row: Strategy
     interval: Interval
     settings: Settings
+    logs: bool = True
 
     @property
     def name(self) -> str:
         """In a table."""
-        return f"{self.shape}, {self.row.name}"
+        return f"{self.shape}, {self.row.name}{'' if self.logs else ' without logs'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +221,13 @@ def advise(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trials:
-    """What becomes of a job by what it could be told; and what it cannot have, and why."""
+    """What becomes of a job by what it could be told; what it cannot have, and why; and what of it logs."""
 
     job_with: Callable[[Settings], Job]
     profile: Profile
     compared: Callable[[Mapping[str, Prepared]], Mapping[str, Compared]]
     refused: dict[str, str] = field(default_factory=dict)
+    logged: set[str] = field(default_factory=set)
 
     def of(self, candidates: Iterable[Candidate]) -> dict[str, tuple[Candidate, Compared]]:
         """What becomes of the job by each of these that it can have, by name."""
@@ -234,26 +237,37 @@ class _Trials:
                 able[each.name] = each, prepared(self.job_with(each.settings), self.profile)
             except (ConfigError, InfeasiblePlan) as error:
                 self.refused[each.name] = str(error)
+        self.logged.update(name for name, (_, one) in able.items() if one.rules.logging is not None)
         compared = self.compared({name: one for name, (_, one) in able.items()})
         return {name: (each, compared[name]) for name, (each, _) in able.items()}
 
 
 def _ranked(
     trials: _Trials,
-    candidate: Callable[[Shape, Strategy, float], Candidate],
+    candidate: Callable[[Shape, Strategy, float, bool], Candidate],
     shapes: Iterable[Shape],
     worlds: Sequence[World],
 ) -> tuple[tuple[Candidate, Compared], ...]:
-    """Each grid by each exact strategy, the most samples first; what often goes back is tried with more checkpoints."""
+    """Each grid by each exact strategy, the most samples first.
+
+    What logs is tried without, and what often needs a checkpoint with more of them.
+    """
     rows = [strategy_named(name) for name in names(lambda row: row.exact and row.name != "auto")]
     lasts_s, failures = sum(world.lasts_s for world in worlds), sum(world.failures for world in worlds)
     found = trials.of(
-        candidate(shape, row, lasts_s / max(1, failures if row.restarts else 1)) for shape in shapes for row in rows
+        candidate(shape, row, lasts_s / max(1, failures if row.restarts else 1), True)
+        for shape in shapes
+        for row in rows
+    )
+    found |= trials.of(
+        candidate(each.shape, each.row, each.interval.between_s, False)
+        for name, (each, _) in found.items()
+        if name in trials.logged
     )
     if not found:
         raise ConfigError(next(iter(trials.refused.values())))
     more_often = (
-        candidate(each.shape, each.row, lasts_s / loads)
+        candidate(each.shape, each.row, lasts_s / loads, each.logs)
         for each, compared in found.values()
         if not each.row.restarts and (loads := sum(outcome.loads for outcome in compared.outcomes)) > 1
     )
@@ -330,7 +344,7 @@ def _plan_of(job: Job, profile: Profile) -> Plan:
 
 
 def _candidate(
-    job: Job, missing: Missing, memory_bytes: float, shape: Shape, row: Strategy, between_s: float
+    job: Job, missing: Missing, memory_bytes: float, shape: Shape, row: Strategy, between_s: float, logs: bool
 ) -> Candidate:
     found = _interval(shape, row, between_s)
     grid = () if job.grid.layout else _grid(shape.pipelines, shape.stages, shape.microbatches)
@@ -342,8 +356,9 @@ def _candidate(
         ("resilience.strategy", row.name),
         ("resilience.tolerate", max(0, min(at_once, left // shape.stages - 1))),
         ("checkpoint.every", found.every),
+        ("logging.use", "auto" if logs else "off"),
     )
-    return Candidate(shape=shape, row=row, interval=found, settings=(*grid, *more))
+    return Candidate(shape=shape, row=row, interval=found, settings=(*grid, *more), logs=logs)
 
 
 def _interval(shape: Shape, row: Strategy, between_s: float) -> Interval:

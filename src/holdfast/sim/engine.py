@@ -4,14 +4,14 @@ Nothing is decided here. Each loss, notice and arrival goes to :func:`holdfast.c
 job, and whatever that orders takes the time that its actions' prices say. Steps take what the evaluator says of the
 plan that runs. So another strategy, or another price, is another simulation, without anything to change here.
 
-What is left out: workers that hang, raise or compute wrong; exchanges between the coordinator and single workers, which
-are told all at once.
+What is left out: workers that hang, raise or compute wrong; logs that are behind; exchanges between the coordinator and
+single workers, which are told all at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -29,6 +29,7 @@ from holdfast.control.messages import (
     Leaving,
     Message,
     NodeLost,
+    ReplayOrder,
     ShardWritten,
     Shutdown,
     StartWorker,
@@ -44,8 +45,8 @@ from holdfast.core.progress import StepProgress
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.remainder import progress_at
 from holdfast.planning.reshaping import Shapes
-from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, SaveCommitted
-from holdfast.recovery.rates import Rates, remaining_seconds, step_seconds
+from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
+from holdfast.recovery.rates import Rates, remaining_seconds, replaying_seconds, step_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.sim.clock import Clock
@@ -108,8 +109,8 @@ class Prepared:
 
     def __post_init__(self) -> None:
         """Checks that it can be simulated."""
-        if self.rules.logging is not None or self.rules.sampling is not None:
-            raise ConfigError("logs and audits are not simulated yet: expected logging.use off and no audits")
+        if self.rules.sampling is not None:
+            raise ConfigError("audits are not simulated yet: expected train.audit_every: 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,8 @@ class Outcome:
         parts: what the seconds were good for; they add up.
         failures: instants at which the job lost workers.
         generations: how often the workers went over to another plan.
-        loads: how often all went back to a checkpoint, or the job began again from what was saved.
+        loads: how often a checkpoint was needed: all went back to it, layers were replayed from it, or the job began
+            again from what was saved.
         restarts: how often of these the job had ended.
         rates: from each moment on, how many seconds a step took; None: none was run.
         events: what a real job would have written into its log, with times.
@@ -178,7 +180,9 @@ class _Run:
         self._reshaper = None if job.shapes is None else Reshaper(job.shapes, job.plans.reshaped)
         self._answered: RecoveryPlan | None = None
         self._interrupted: tuple[Plan, float] | None = None
-        self._cut_short = False
+        self._keepers: dict[WorkerId, bool] = {}  # of what there is of that; of some, only what they have sent
+        self._held: dict[WorkerId, tuple[int, ...]] = {}  # by those who lived as a plan was given up, and live
+        self._replaying: dict[WorkerId, ReplayOrder] = {}
         self._copying: set[WorkerId] = set()
         self._state = self._fresh(0)
         for machine in range(world.machines):
@@ -337,6 +341,9 @@ class _Run:
     def _notice(self) -> None:
         """The coordinator hears of all that are lost by now."""
         gone, self._unnoticed = tuple(sorted(set(self._unnoticed))), []
+        for worker in gone:
+            self._held.pop(worker, None)
+            self._keepers.pop(worker, None)
         known = tuple(worker for worker in gone if worker in self._state.roster.pids)
         if known and self._state.phase is not Phase.ENDED:
             self._give(Tick())  # from now on it is waited for somebody, if at all
@@ -404,6 +411,8 @@ class _Run:
                 self._clock.after(0.0, lambda: self._give(Settled(step=step, url="simulated")))
             case Tell(to=None, command=StartWorker(worker=worker)):
                 self._start(worker)
+            case Tell(to=WorkerId() as worker, command=ReplayOrder() as order):
+                self._replaying[worker] = order
             case Tell(to=WorkerId() as worker, command=Shutdown() | Expel()):
                 self._machines.leave(worker)
             case Tell(command=Ended() as ended):
@@ -436,9 +445,13 @@ class _Run:
         elapsed_s, plan = self._steps.into_s, before.running.plan
         self._clock.forgive()
         self._note_rate(None)
-        runs = before.phase is Phase.RUNNING and plan is not None and not self._cut_short
-        self._interrupted = (plan, elapsed_s) if runs and plan is not None else None
-        self._cut_short = True
+        if plan is not None:
+            here = frozenset(before.alive) - self._state.roster.lost
+            self._held = {worker: plan.placement.held_layers(worker) for worker in plan.workers if worker in here}
+        if self._state.restoring.loading is not None:
+            self._interrupted = None
+        elif plan is not None and before.phase is Phase.RUNNING:
+            self._interrupted, self._keepers = (plan, elapsed_s), dict.fromkeys(self._held, True)
         lost = before.absent | (frozenset(before.grid.baseline.workers) & self._state.roster.lost)
         view = replace(self._view(before, lost), elapsed_s=elapsed_s)
         seconds = 0.0
@@ -463,15 +476,22 @@ class _Run:
 
     def _tell_all(self) -> None:
         """All have said what they hold; then they go on, save, or wait."""
+        self._replaying.clear()
+        self._tell(self._state.alive)
+
+    def _tell(self, workers: Sequence[WorkerId]) -> None:
         state, number = self._state, self._steps.number
         if state.restoring.loading is not None:
             number = state.restoring.loading.step
         every = self._state.rules.snapshot_every
         snapshots = (number - number % every,) if every else ()
-        self._give_all(statuses(state, number, self._kept(number), snapshots))
+        self._give_all(statuses(state, workers, number, self._held, self._kept(number), snapshots))
         if self._state.generation != state.generation:
             return  # it was answered anew
-        if self._state.phase is Phase.RUNNING:
+        if self._replaying:
+            replays = {part for order in self._replaying.values() for part in order.parts}
+            self._clock.owe(Part.REDO, replaying_seconds(replays, self._speeds.rates), self._replayed)
+        elif self._state.phase is Phase.RUNNING:
             self._loads += state.restoring.loading is not None
             self._go_on()
         elif self._state.phase is Phase.SAVING:
@@ -479,13 +499,30 @@ class _Run:
             price = SaveCommitted().price(view, self._speeds.rates)
             self._clock.owe(Part.CHECKPOINT, price.seconds, self._saved)
 
+    def _replayed(self) -> None:
+        """Whoever was to replay layers holds them now, and says so."""
+        answer, workers = self._state.forming.answer, tuple(self._replaying)
+        assert answer is not None, "it ordered the replays"
+        plan = next(each.plan for each in answer.actions if isinstance(each, ReplayLayers))
+        self._replaying.clear()
+        self._loads += 1
+        for worker in workers:
+            before, self._held[worker] = self._held.get(worker, ()), plan.placement.held_layers(worker)
+            if worker in self._keepers and before != self._held[worker]:
+                self._keepers[worker] = False
+        self._tell(workers)
+
     def _kept(self, number: int) -> dict[WorkerId, StepProgress]:
-        """What workers keep of the step that was interrupted."""
-        if self._interrupted is None or self._state.rules.keeping is None or self._state.restoring.loading is not None:
+        """What workers keep of the step that was interrupted; who took layers up meanwhile, only what it has sent."""
+        if self._interrupted is None or self._state.rules.keeping is None:
             return {}
         plan, elapsed = self._interrupted
-        lost = frozenset(plan.workers) - frozenset(self._state.alive)
-        return progress_at(plan, costs_from_profile(self._speeds.rates.profile), elapsed, number, lost)
+        lost = frozenset(plan.workers) - self._keepers.keys()
+        kept = progress_at(plan, costs_from_profile(self._speeds.rates.profile), elapsed, number, lost)
+        return {
+            worker: each if self._keepers[worker] else replace(each, contexts=(), halves=(), counted=())
+            for worker, each in kept.items()
+        }
 
     def _go_on(self) -> None:
         """All are told from where; they connect, and run."""
@@ -495,7 +532,7 @@ class _Run:
             left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
         self._period_s = self._period_of(self._plan)
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
-        self._cut_short = False
+        self._interrupted = None
         self._give_all(joined(self._state))
         self._note_rate(self._period_s)
         self._await_copies()

@@ -122,13 +122,20 @@ def prepared(job: Job, profile: Profile) -> Prepared:
     """Return a job as it would begin.
 
     Raises:
-        ConfigError: its grid does not fit the profile's layers, or it logs.
+        ConfigError: its grid does not fit the profile's layers, it audits, or its logs would be behind.
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
     layers = len(profile.layers)
     ties = known_ties(job, layers)
     plans = plans_of(job, layers, profile, ties)
-    job = decided(job, plans.plan, profile).job
+    told = decided(job, plans.plan, profile)
+    job, found = told.job, told.found
+    if job.logging.use == "on" and (found.copy_s or 0.0) > (found.bubble_s or 0.0):
+        raise ConfigError(
+            f"logging.use: on: copying what crosses nodes takes a worker {found.copy_s:.3g} s of a step, in which it "
+            f"has nothing else to do for {found.bubble_s:.3g} s, so steps would be left out of the logs, which is not "
+            "simulated: expected logging.use: off"
+        )
     nodes = group_into_nodes(plans.plan.workers, job.grid.workers_per_node)
     rules = rules_of(job, plans, ties=ties, nodes=nodes, job_id="simulated", directory="simulated")
     rules = replace(rules, steps=_FOREVER)

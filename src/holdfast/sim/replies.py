@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.control.membership import Membership
 from holdfast.control.membership.running import Upcoming
-from holdfast.control.messages import Joined, Left, Saved, ShardWritten, Status
+from holdfast.control.messages import CommitVote, Joined, Left, Saved, ShardWritten, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
@@ -18,28 +18,36 @@ _NO_HASH = "0" * 64
 
 
 def statuses(
-    state: Membership, number: int, kept: Mapping[WorkerId, StepProgress], snapshots: tuple[int, ...]
+    state: Membership,
+    workers: Sequence[WorkerId],
+    number: int,
+    held: Mapping[WorkerId, tuple[int, ...]],
+    kept: Mapping[WorkerId, StepProgress],
+    snapshots: tuple[int, ...],
 ) -> Iterator[Status]:
-    """Yield what each member says that it holds.
+    """Yield what members say that they hold.
 
     Args:
         state: a generation is being formed.
+        workers: who of its members says so.
         number: the step that layers are at.
-        kept: what workers have of it.
+        held: the layers of each, where the generation has no plan that says so.
+        kept: what workers have of the step.
         snapshots: the steps of which they have copies in memory.
     """
-    plan, home = state.running.plan, state.grid.baseline.placement
-    for worker in state.alive:
+    plan, known = state.running.plan, (CommitVote(step=number - 1, complete=True, value=b""),)
+    for worker in workers:
         if plan is not None:
-            held, follows = plan.placement.held_layers(worker), plan.placement.followed_layers(worker)
+            holds, follows = plan.placement.held_layers(worker), plan.placement.followed_layers(worker)
         else:
-            held, follows = () if worker in state.roster.arriving else home.layers_of(worker), ()
+            holds, follows = held.get(worker, ()), ()
         yield Status(
             worker=worker,
             generation=state.generation,
-            layer_steps=tuple((layer, number) for layer in held),
+            layer_steps=tuple((layer, number) for layer in holds),
             executed=(),
             snapshots=snapshots,
+            votes=known if holds else (),
             progress=(kept[worker],) if worker in kept else (),
             follows=follows,
         )

@@ -162,7 +162,14 @@ def test_its_curve_is_what_was_trained():
         (("--trace", "poisson:mtbf=1h", "--profile", "gone.json"), "gone.json"),
         (("--trace", "poisson:mtbf=1h", "--set", "model.layers=12"), "is it the profile of another model?"),
         (("--trace", "poisson:mtbf=1h", "--hours", "0"), "--hours"),
-        (("--trace", "poisson:mtbf=1h", "--set", "logging.use=on"), "logs and audits are not simulated yet"),
+        (("--trace", "poisson:mtbf=1h", "--set", "train.audit_every=9"), "audits are not simulated yet"),
+        (
+            (
+                "--trace", "poisson:mtbf=1h", "--set", "grid.pipelines=1", "--set", "logging.use=on",
+                "--set", "logging.bandwidth=1e3",
+            ),
+            "so steps would be left out of the logs",
+        ),
         ((), "--trace"),
     ],
 )  # fmt: skip

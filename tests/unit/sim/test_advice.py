@@ -71,7 +71,10 @@ def test_no_grid_is_tried_for_which_workers_have_no_memory(path, plain):
     assert all(each.shape.memory_bytes <= limit for each, _ in bound.ranked)
     assert dict(bound.best.settings).get("resilience.worker_memory", limit) == limit
     assert not bound.assumes_memory
-    assert "logs and audits" in bound.refused["1 x 6, adaptive"]
+    tried = {each.name: dict(each.settings)["logging.use"] for each, _ in bound.ranked}
+    assert tried["1 x 6, adaptive"] == "auto", "what crosses its nodes is logged"
+    assert tried["1 x 6, adaptive without logs"] == "off"
+    assert [name for name in tried if name.endswith("without logs")] == ["1 x 6, adaptive without logs"]
     as_if, _ = plain
     assert as_if.assumes_memory
     assert as_if.memory_bytes == 2 * as_if.own.memory_bytes
@@ -103,8 +106,8 @@ def test_who_goes_back_at_each_failure_is_saved_more_often(plain):
 
 
 def test_a_job_that_cannot_be_simulated_is_told_why(path):
-    with pytest.raises(ConfigError, match="logs and audits are not simulated yet"):
-        advised(path, "logging.use=on")
+    with pytest.raises(ConfigError, match="audits are not simulated yet"):
+        advised(path, "train.audit_every=9")
 
 
 def test_missing_machines_are_counted_by_the_time_that_they_are_missing():

@@ -13,6 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.stages import table_of
+from holdfast.recovery.audit import Sampling
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.sim.engine import Prepared, simulate
@@ -21,7 +22,7 @@ from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed, speeds_of
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.strategies.registry import STRATEGIES
-from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Parted, Synced
+from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Parted, Replaying, Synced
 
 LAYERS, HOUR = 4, 3600.0
 PROFILE = Profile(
@@ -176,9 +177,29 @@ def test_several_workers_of_one_machine_are_lost_together():
     assert len(of(outcome, Synced)) == 2
 
 
+def test_of_one_pipeline_what_was_logged_is_replayed_and_the_others_wait():
+    """Their share of a step is less than the step, and the more of them replay it, the less."""
+    alone, failing = regular_plan(1, split_evenly(LAYERS, 4), 4), world(lost(600.0, 1), machines=4)
+
+    def of_one(**rules):
+        outcome = simulate(replace(job(wait_s=0.0, **rules), plan=alone), failing, SPEEDS)
+        assert outcome.loads == 1
+        return outcome
+
+    back, replayed, helped = of_one(), of_one(logging=Logging()), of_one(logging=Logging(helpers=1))
+    assert [each.parts[Part.REDO] > 0 for each in (back, replayed, helped)] == [True] * 3
+    assert back.parts[Part.REDO] > replayed.parts[Part.REDO] > helped.parts[Part.REDO]
+    assert [event.strategy for _, event in of(replayed, Installed)] == ["", "logging", "logging"]
+    ((_, event),) = of(replayed, Replaying)
+    resumed = of(replayed, Agreed)[-1][1].step
+    assert (event.start, event.stop) == (resumed // 50 * 50, resumed), "since the newest checkpoint"
+    at_last = simulate(replace(job(wait_s=0.0, logging=Logging(), checkpoint_every=0), plan=alone), failing, SPEEDS)
+    assert at_last.restarts == at_last.loads == 0, "nothing can be replayed without a checkpoint"
+
+
 def test_what_cannot_be_simulated_yet_is_told():
-    with pytest.raises(ConfigError, match="logs and audits are not simulated yet"):
-        simulate(job(logging=Logging()), world(), SPEEDS)
+    with pytest.raises(ConfigError, match="audits are not simulated yet"):
+        simulate(job(sampling=Sampling(seed=0, every=10)), world(), SPEEDS)
 
 
 def test_a_checkpoint_that_is_complete_only_after_a_loss_is_of_use_at_the_next():
