@@ -160,3 +160,12 @@ def test_a_stopped_process_that_wakes_is_told_and_ends_by_itself(runs):
     assert (folder / "stacks-1.1.txt").read_text()
     assert len([e for e in events_of(folder, Installed) if "1.1" in e.workers]) == 1
     assert summary.generations == 2
+
+
+def test_a_worker_is_lost_and_comes_back_at_times(runs):
+    """Whatever the others do then."""
+    faults = ("slow:2.0@0:6x", "kill:1.1@+0s", "join:1.1@+0.1s")
+    summary = runs.survives("small", *faults, overrides=("train.steps=80",))
+    (failure,) = summary.report.failures
+    assert (failure.kind, failure.point, failure.step > 0) == ("kill", "+0s", True)
+    assert works_at_the_end(summary, "1.1")

@@ -43,7 +43,8 @@ _FAULT_HELP = (
     "step: start (default), forward, backward, reduce, gradients:50 (half "
     "of its sums are there), verdict, update, commit; of a checkpoint: checkpoint; of a recovery: detect, install, "
     "copy, replay. Of the coordinator: kill-coordinator@10[:POINT]: when a step begins (start), or in a recovery: "
-    "detect, persist, broadcast, install, copy"
+    "detect, persist, broadcast, install, copy. kill, kill-node and join at a time: kill:1.2@+12.5s, so long after the "
+    "first step is over"
 )
 
 

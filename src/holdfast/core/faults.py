@@ -76,12 +76,15 @@ _E = TypeVar("_E", bound=StrEnum)
 _SPEC = re.compile(r"(?P<kind>[a-z-]+)(?::(?P<target>[^@:]+))?@(?P<step>[^:]+)(?::(?P<point>.+))?")
 _FACTOR = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)x", re.ASCII)
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+_AFTER = re.compile(r"\+(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _EXAMPLES = {
     FaultKind.SLOW: "slow:1.2@5:3x",
     FaultKind.JOIN: "join:1.2@30 or join:new@30",
     FaultKind.KILL_NODE: "kill-node:2@5",
     FaultKind.KILL_COORDINATOR: "kill-coordinator@10",
 }
+_BY_TIME = (FaultKind.KILL, FaultKind.KILL_NODE, FaultKind.JOIN)
+"""What the agent can do by itself."""
 _OF_COORDINATOR: list[Point] = [Point.START, Point.DETECT, Point.PERSIST, Point.BROADCAST, Point.INSTALL, Point.COPY]
 _OF_WORKERS_ALONE = (FaultKind.KILL, FaultKind.HANG)
 """What can strike a worker in the middle of its sums."""
@@ -90,7 +93,7 @@ _OF_WORKERS: list[Point] = [point for point in Point if point not in (Point.PERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault, written ``KIND[:TARGET]@STEP[:POINT]``, for example ``kill:1.2@5:backward``.
+    """One fault, written ``KIND[:TARGET]@STEP[:POINT]``, for example ``kill:1.2@5:backward``; or ``kill:1.2@+12.5s``.
 
     Attributes:
         kind: what happens.
@@ -100,10 +103,13 @@ class Fault:
         point: where in the step, or in a recovery.
         factor: of ``slow``, how many times longer operations take.
         percent: of ``gradients``, of how many reductions the sums are there.
+        after_s: seconds after the job's first step is over, whatever anybody does then; None: at the point.
 
     Example:
         >>> [str(Fault.parse(text)) for text in ("kill:1.2@5", "slow:0.1@3:2.5x", "kill-coordinator@7:persist")]
         ['kill:1.2@5:start', 'slow:0.1@3:2.5x', 'kill-coordinator@7:persist']
+        >>> str(Fault.parse("join:new@+30.0s"))
+        'join:new@+30s'
     """
 
     kind: FaultKind
@@ -113,9 +119,11 @@ class Fault:
     point: Point = Point.START
     factor: float = 1.0
     percent: int = 0
+    after_s: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind}{self._target()}@{self.step}{self._tail()}"
+        when = f"{self.step}{self._tail()}" if self.after_s is None else f"+{self.after_s:g}s"
+        return f"{self.kind}{self._target()}@{when}"
 
     def _target(self) -> str:
         if self.kind is FaultKind.KILL_COORDINATOR:
@@ -146,6 +154,8 @@ class Fault:
         if match is None:
             raise ConfigError(f"--fault {text}: expected KIND:WORKER@STEP[:POINT], such as kill:1.2@5:backward")
         kind = _member(FaultKind, match["kind"], text, "kind")
+        if match["step"].startswith("+"):
+            return cls._by_time(kind, match["target"], match["step"], match["point"], text)
         if not _is_number(match["step"]):
             raise ConfigError(f"--fault {text}: step {match['step']!r} is not a whole number from 0")
         step = int(match["step"])
@@ -159,6 +169,23 @@ class Fault:
                 f"--fault {text}: expected such as {kind}:2.0@5:gradients:50, with a number from 0 to 100"
             )
         return cls(kind=kind, step=step, worker=worker, node=node, point=point, percent=int(percent or 0))
+
+    @classmethod
+    def _by_time(cls, kind: FaultKind, target: str | None, after: str, point: str | None, text: str) -> Fault:
+        """One that strikes at a time, not at a point."""
+        after_s = _read_after(after, text)
+        if kind not in _BY_TIME or point is not None:
+            known = ", ".join(_BY_TIME)
+            raise ConfigError(f"--fault {text}: expected one of {known} at a time, and no point")
+        worker, node = _read_target(kind, target, text)
+        return cls(kind=kind, step=0, worker=worker, node=node, after_s=after_s)
+
+
+def _read_after(text_of_time: str, text: str) -> float:
+    match = _AFTER.fullmatch(text_of_time)
+    if match is None:
+        raise ConfigError(f"--fault {text}: {text_of_time!r} is no time: expected such as +12.5s")
+    return float(match[1])
 
 
 def _read_target(kind: FaultKind, target: str | None, text: str) -> tuple[WorkerId | None, int | None]:

@@ -33,6 +33,9 @@ def test_the_text_form_round_trips(point):
         "join:new@30",
         "kill-node:2@5:backward",
         "kill-coordinator@10:persist",
+        "kill:1.2@+12.5s",
+        "join:new@+30s",
+        "kill-node:1@+0s",
     ],
 )
 def test_every_kind_round_trips(text):
@@ -56,6 +59,11 @@ def test_every_kind_round_trips(text):
         ("kill:1.2@5:gradients:101", "expected such as kill:2.0@5:gradients:50, with a number from 0 to 100"),
         ("kill:1.2@5:reduce:50", "expected such as kill:2.0@5:gradients:50, with a number from 0 to 100"),
         ("leave:1.2@5:gradients:50", "leave has no point gradients"),
+        ("hang:1.2@+5s", "expected one of kill, kill-node, join at a time, and no point"),
+        ("kill:1.2@+5s:start", "expected one of kill, kill-node, join at a time, and no point"),
+        ("kill:1.2@+5", "'+5' is no time: expected such as +12.5s"),
+        ("kill:1.2@+-5s", "'+-5s' is no time: expected such as +12.5s"),
+        ("kill:new@+5s", "'new' is no worker: expected pipeline.stage such as 1.2"),
         ("kill:new@5", "'new' is no worker: expected pipeline.stage such as 1.2"),
     ],
 )

@@ -111,6 +111,8 @@ def test_faults_of_steps_that_are_over_are_refused_unless_it_is_the_same_command
         going_on(request("kill:0.0@3", resume=asked), FOUND)
     again = going_on(request("kill:0.0@3", "kill:0.0@4", resume=replace(asked, auto=True)), FOUND)
     assert [str(fault) for fault in again.faults] == ["kill:0.0@4:start"]
+    assert going_on(request("kill:0.0@+3s", resume=asked), FOUND).faults, "counted from the first step that is run"
+    assert not going_on(request("kill:0.0@+3s", resume=replace(asked, auto=True)), FOUND).faults
 
 
 def briefing(run):

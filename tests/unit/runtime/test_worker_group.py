@@ -160,6 +160,36 @@ def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(group)
     assert fired == ["join:1.1@4", "join:new@5"]
 
 
+def test_what_strikes_at_a_time_is_under_way_once_the_first_step_is_over(group):
+    make, sent, events = group
+    group = make("kill:0.1@+2s", "join:new@+3s", "kill-node:1@+4s", "kill:0.1@+5s")
+    timers = []
+    group.later = lambda delay, act: timers.append((delay, act))
+    for worker in (A, B, C, D):
+        group.start(worker)
+    assert given(group) == [[]] * 4, "no process strikes itself at a time"
+    for step in (0, 1):
+        group.obey(progress(step))
+    assert [delay for delay, _ in timers] == [2, 3, 4, 5], "once"
+    sent.clear()
+    for _, act in timers:
+        act()
+        until(lambda: group.running.isdisjoint({B}))
+    assert [each for each in sent if not isinstance(each, Exited)] == [
+        WorkerOffer(worker=None),
+        NodeLost(node=1, workers=(C, D)),
+    ]
+    fired = [
+        (event.worker, event.step, event.point) for _, event in read_events(events) if isinstance(event, FaultInjected)
+    ]
+    assert fired == [("0.1", 2, "+2s"), ("new", 2, "+3s"), ("1.0", 2, "+4s"), ("1.1", 2, "+4s")], "nobody is lost twice"
+    group.kill(A)
+    until(lambda: not group.running)
+    sent.clear()
+    timers[1][1]()
+    assert sent == [], "nobody joins a job that is over"
+
+
 def test_an_offer_is_listed_and_queued_while_no_hello_can_be_made(group):
     """A hello in between would have it, and the offer would follow: two places would be filled."""
     group = group[0]("join:new@1")

@@ -70,6 +70,7 @@ class NodeFaults:
     _reached: int = 0
     """The newest step known to have begun; some worker, and so its faults, may be one further."""
     _struck: set[Fault] = field(default_factory=set)
+    _timed: bool = False
 
     def put_around(self, group: WorkerGroup) -> None:
         """From now on strikes the workers of a group."""
@@ -90,6 +91,7 @@ class NodeFaults:
             fault
             for fault in self.faults
             if fault.kind is not FaultKind.JOIN
+            and fault.after_s is None
             and (fault.worker == worker or (fault.node is not None and fault.node == heads.get(worker)))
         )
 
@@ -97,6 +99,7 @@ class NodeFaults:
         match command:
             case Progress(step=step):
                 self._reach(group, step + 1)
+                self._set_timers(group)
             case Strike(spec=spec):
                 self._strike(group, spec)
 
@@ -104,10 +107,33 @@ class NodeFaults:
         """Offers the workers that are scheduled to come at this step, or earlier."""
         self._reached = step
         for fault in self.faults:
-            if fault.kind is FaultKind.JOIN and fault.step <= step and fault not in self._offered:
+            due = fault.kind is FaultKind.JOIN and fault.after_s is None and fault.step <= step
+            if due and fault not in self._offered:
                 self._offered.add(fault)
-                self._note(fault, str(fault.worker or "new"))
-                group.offer(fault.worker)
+                self._offer(group, fault)
+
+    def _offer(self, group: WorkerGroup, fault: Fault) -> None:
+        self._note(fault, str(fault.worker or "new"))
+        group.offer(fault.worker)
+
+    def _set_timers(self, group: WorkerGroup) -> None:
+        """From the first step's end on, what strikes at a time is under way."""
+        if not self._timed:
+            self._timed = True
+            for fault in self.faults:
+                if fault.after_s is not None:
+                    group.later(fault.after_s, partial(self._strike_on_time, group, fault))
+
+    def _strike_on_time(self, group: WorkerGroup, fault: Fault) -> None:
+        """Strikes whoever runs by then; nobody, if all of them have ended."""
+        if fault.node is not None:
+            self._kill_node(group, fault, fault.node)
+        elif fault.kind is FaultKind.JOIN:
+            if group.running:
+                self._offer(group, fault)
+        elif fault.worker is not None and fault.worker in group.running:
+            self._note(fault, str(fault.worker))
+            group.kill(fault.worker)
 
     def _strike(self, group: WorkerGroup, spec: str) -> None:
         """Carries out a scheduled fault whose point a worker has reached, once, however often it is asked for."""
@@ -121,12 +147,13 @@ class NodeFaults:
             self._partition(fault, fault.worker)
 
     def _kill_node(self, group: WorkerGroup, fault: Fault, node: int) -> None:
-        members = self.nodes[node]
+        members = tuple(worker for worker in self.nodes[node] if worker in group.running)
         for worker in members:
             self._note(fault, str(worker))
         for worker in members:
             group.kill(worker)
-        group.send(NodeLost(node=node, workers=members))
+        if members:
+            group.send(NodeLost(node=node, workers=members))
 
     def _partition(self, fault: Fault, worker: WorkerId) -> None:
         """Cuts the link of the worker's whole node."""
@@ -136,6 +163,8 @@ class NodeFaults:
         self.cut(number)
 
     def _note(self, fault: Fault, worker: str) -> None:
-        point = "" if fault.kind is FaultKind.JOIN else str(fault.point)
-        event = FaultInjected(worker=worker, kind=fault.kind, step=fault.step, point=point, spec=str(fault))
+        step, point = fault.step, "" if fault.kind is FaultKind.JOIN else str(fault.point)
+        if fault.after_s is not None:
+            step, point = self._reached, f"+{fault.after_s:g}s"
+        event = FaultInjected(worker=worker, kind=fault.kind, step=step, point=point, spec=str(fault))
         self.log.write(self.clock(), event)

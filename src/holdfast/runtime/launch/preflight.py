@@ -132,7 +132,7 @@ def going_on(request: RunRequest, found: Found | None) -> RunRequest:
     if request.resume.auto:  # the same command as before: what is over stays over
         faults = tuple(fault for fault in faults if fault.step >= found.step)
     for fault in faults:
-        if fault.step < found.step:
+        if fault.after_s is None and fault.step < found.step:
             raise ConfigError(
                 f"--fault {fault}: the run goes on from step {found.step}, earlier ones are not run again"
             )

@@ -163,6 +163,12 @@ class WorkerGroup:
             self.later(self.grace_s, lambda: self.children.kill(child))
 
     @property
+    def running(self) -> frozenset[WorkerId]:
+        """Whose processes run, and were not given up."""
+        with self._lock:
+            return frozenset(self._running)
+
+    @property
     def newest(self) -> tuple[Child, ...]:
         """The newest process of each worker, whether or not it has ended."""
         with self._lock:
