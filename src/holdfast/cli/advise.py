@@ -12,13 +12,13 @@ import msgspec
 from holdfast.cli.advise_shown import ShownAdvice, to_json, to_text
 from holdfast.cli.arguments import above_0
 from holdfast.cli.simulate_shown import ShownRuns
-from holdfast.cli.simulating import TRACE_HELP, add_simulating, job_of, processes_of, progress, worlds_of
+from holdfast.cli.simulating import TRACE_HELP, add_simulating, assumed_of, job_of, processes_of, progress, worlds_of
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.settings.planning import sums_of
 from holdfast.sim.advice import AS_IT_IS, Settings, advise
 from holdfast.sim.failures import parse_failures
-from holdfast.sim.prepare import parse_assumed, profile_needed, speeds_of
+from holdfast.sim.prepare import profile_needed, speeds_of
 
 __all__ = ["add_advise_parser", "run"]
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     profile = profile_needed(job, num_layers(job))
     trace = args.trace or f"poisson:mtbf={args.mtbf}" + (f",repair={args.repair}" if args.repair else "")
-    assumed, failures = parse_assumed(args.speeds), parse_failures(trace)
+    (assumed, measured), failures = assumed_of(args), parse_failures(trace)
     hours = max(_HOURS, _FAILURES * failures.gap_s / 3600) if not failures.is_trace else _HOURS
     worlds = worlds_of(args, failures, job, hours=hours, runs=_RUNS)
 
@@ -81,6 +81,6 @@ def run(args: argparse.Namespace) -> int:
         said=progress(),
     )
     found = {AS_IT_IS: advice.as_it_is, **{each.name: compared for each, compared in advice.ranked}}
-    shown = ShownRuns(job=job.name, trace=trace, worlds=worlds, found=found, assumed=assumed)
+    shown = ShownRuns(job=job.name, trace=trace, worlds=worlds, found=found, assumed=assumed, measured=measured)
     sys.stdout.write(_FORMATS[args.format](ShownAdvice(advice=advice, path=args.job, shown=shown)))
     return 0

@@ -38,6 +38,7 @@ from holdfast.telemetry.events import (
     JobEnded,
     JobStarted,
     LibraryFilled,
+    Loaded,
     MadeAgain,
     Migrating,
     Notice,
@@ -322,7 +323,7 @@ def _is_routine(event: Event, beginning: bool) -> bool:
             return not omitted
         case WorkerReady():
             return beginning
-    return isinstance(event, Suspected | Pinned)
+    return isinstance(event, Suspected | Pinned | Loaded)
 
 
 def tell_checkpoint(event: Event) -> str | None:
@@ -334,6 +335,8 @@ def tell_checkpoint(event: Event) -> str | None:
             return f"checkpoint of step {event.step} is not used: {event.reason}"
         case Pinned():
             return f"worker {event.worker} pinned its part of checkpoint {event.step} in {_ms(event.seconds)}"
+        case Loaded():
+            return f"worker {event.worker} loaded its layers of before step {event.step} in {_ms(event.seconds)}"
         case Checkpointed():
             return f"checkpoint of step {event.step} is complete"
         case CheckpointFailed():

@@ -9,14 +9,14 @@ from types import MappingProxyType
 
 from holdfast.cli.simulate_page import to_page
 from holdfast.cli.simulate_shown import ShownRuns, to_json, to_table
-from holdfast.cli.simulating import TRACE_HELP, add_simulating, job_of, processes_of, progress, worlds_of
+from holdfast.cli.simulating import TRACE_HELP, add_simulating, assumed_of, job_of, processes_of, progress, worlds_of
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.errors import ConfigError
 from holdfast.settings.planning import sums_of
 from holdfast.sim.compare import compare
 from holdfast.sim.failures import parse_failures
-from holdfast.sim.prepare import parse_assumed, prepared, profile_needed, speeds_of
+from holdfast.sim.prepare import prepared, profile_needed, speeds_of
 
 __all__ = ["add_simulate_parser", "run"]
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """
     job = job_of(args)
     profile = profile_needed(job, num_layers(job))
-    assumed, failures = parse_assumed(args.speeds), parse_failures(args.trace)
+    (assumed, measured), failures = assumed_of(args), parse_failures(args.trace)
     names = _strategies(args.strategies, job)
     jobs = {name: prepared(job_of(args, (f"resilience.strategy={name}",)), profile) for name in names}
     worlds = worlds_of(args, failures, job, hours=_HOURS, runs=_RUNS)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         processes=processes_of(args),
         said=progress(),
     )
-    shown = ShownRuns(job=job.name, trace=args.trace, worlds=worlds, found=found, assumed=assumed)
+    shown = ShownRuns(job=job.name, trace=args.trace, worlds=worlds, found=found, assumed=assumed, measured=measured)
     sys.stdout.write(_FORMATS[args.format](shown))
     return 0
 

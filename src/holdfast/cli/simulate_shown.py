@@ -27,6 +27,7 @@ class ShownRuns:
         worlds: of each run.
         found: by the name of the strategy.
         assumed: what no profile tells.
+        measured: what of that runs have shown, by name.
     """
 
     job: str
@@ -34,6 +35,7 @@ class ShownRuns:
     worlds: Sequence[World]
     found: Mapping[str, Compared]
     assumed: Assumed
+    measured: Sequence[str] = ()
 
     def machine_s(self, found: Compared) -> float:
         """Seconds of a machine that there is, for each sample that is trained, over all runs; infinite for none."""
@@ -64,6 +66,7 @@ def to_json(shown: ShownRuns) -> str:
     """Returns all of it, for programs."""
     assumed = dataclasses.asdict(shown.assumed)
     found = {"strategies": rows_of(shown), "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}
+    found |= {"measured": list(shown.measured)}
     return json.dumps(found) + "\n"
 
 
@@ -81,6 +84,7 @@ def head_of(shown: ShownRuns) -> tuple[tuple[str, str], ...]:
             f"{shown.trace}: {runs}; on average {failures:.4g} failures, and {machines:.4g} machines of {most}",
         ),
         ("assumed", str(shown.assumed)),
+        *((("measured", f"{', '.join(shown.measured)} of these, by runs"),) if shown.measured else ()),
     )
 
 

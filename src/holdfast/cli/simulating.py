@@ -13,14 +13,18 @@ import msgspec
 
 from holdfast.cli.arguments import above_0, add_overrides, whole_number
 from holdfast.config.job import Job
-from holdfast.config.load import load_job
+from holdfast.config.load import load_job, num_layers
+from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError
+from holdfast.settings.planning import healthy_plan, known_ties, profile_of, sums_of
+from holdfast.sim.calibrate import Layers, Shown, medians, shown_by
 from holdfast.sim.failures import FORMS, Failures
-from holdfast.sim.prepare import DEFAULTS
+from holdfast.sim.prepare import DEFAULTS, Assumed, parse_assumed
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import World
+from holdfast.telemetry.events import read_events
 
-__all__ = ["TRACE_HELP", "add_simulating", "job_of", "processes_of", "progress", "worlds_of"]
+__all__ = ["TRACE_HELP", "add_simulating", "assumed_of", "job_of", "processes_of", "progress", "worlds_of"]
 
 _HOUR_S = 3600.0
 TRACE_HELP = (
@@ -39,6 +43,14 @@ def add_simulating(parser: argparse.ArgumentParser, *, hours: str, runs: str) ->
         "--speeds", default="", metavar="NAME=NUMBER,...", help=f"what no profile tells, in s and bytes/s: {DEFAULTS}"
     )
     parser.add_argument(
+        "--speeds-of",
+        action="append",
+        default=[],
+        metavar="RUN_DIR",
+        help="take of them what this run shows, as of a small job on the same cluster in which somebody was lost and "
+        "came back; --speeds goes before it; may be repeated",
+    )
+    parser.add_argument(
         "--jobs", type=whole_number(1), metavar="N", help="simulations at once; default: one for each processor"
     )
     add_overrides(parser, "checkpoint.every=100")
@@ -54,6 +66,31 @@ def job_of(args: argparse.Namespace, more: Sequence[str] = ()) -> Job:
     if args.profile is not None:
         overrides.append(f"train.profile={msgspec.json.encode(str(args.profile)).decode()}")
     return load_job(args.job, overrides)
+
+
+def assumed_of(args: argparse.Namespace) -> tuple[Assumed, tuple[str, ...]]:
+    """Returns how fast the cluster is by the flags, and what of that the runs show that they name.
+
+    Raises:
+        ConfigError: a flag cannot be used.
+        StorageError: a run cannot be read.
+    """
+    measured = medians(map(_shown_in, map(Path, args.speeds_of)))
+    assumed = parse_assumed(args.speeds, measured)
+    return assumed, tuple(name for name, value in measured.items() if getattr(assumed, name) == value)
+
+
+def _shown_in(run_dir: Path) -> Shown:
+    """What a run shows; how fast state is, and messages are, where its layers have a profile."""
+    job, events = load_job(run_dir / "job.yaml"), read_events(run_dir / "events.jsonl")
+    emulated = run_dir / "profile.json"
+    profile = load_profile(emulated) if emulated.exists() else profile_of(job, num_layers(job))
+    if profile is None:
+        return shown_by(events)
+    layers, ahead = len(profile.layers), job.train.technique == "staggered"
+    plan = healthy_plan(job, layers, profile, known_ties(job, layers))
+    sums = 0 if emulated.exists() else sums_of(job)
+    return shown_by(events, Layers(plan=plan, profile=profile, ahead=ahead, sums=sums))
 
 
 def worlds_of(args: argparse.Namespace, failures: Failures, job: Job, *, hours: float, runs: int) -> tuple[World, ...]:

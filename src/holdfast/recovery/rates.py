@@ -15,9 +15,9 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile, costs_from_profile
 from holdfast.core.replay import Replay
 from holdfast.core.schedule import OpKind
-from holdfast.schedule.evaluate import measured
+from holdfast.schedule.evaluate import evaluate, measured
 
-__all__ = ["Price", "Rates", "remaining_seconds", "replaying_seconds", "step_seconds"]
+__all__ = ["Price", "Rates", "first_sum_s", "remaining_seconds", "replaying_seconds", "step_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,15 @@ def step_seconds(plan: Plan, rates: Rates, *, updates_ahead: bool = False) -> fl
     """
     costs, behind = costs_from_profile(rates.profile), _summing(plan, rates)
     return measured(plan, costs, staggered=updates_ahead, behind=behind).period + rates.message_s
+
+
+def first_sum_s(plan: Plan, rates: Rates) -> float:
+    """Returns when in a step of a plan somebody contributes first to a sum: as its last operation that adds begins."""
+    last: dict[WorkerId, float] = {}
+    for span in evaluate(plan, costs_from_profile(rates.profile)).spans:
+        if span.op.kind in (OpKind.B, OpKind.W):
+            last[span.worker] = span.start
+    return min(last.values(), default=0.0)
 
 
 def remaining_seconds(plan: Plan, lasts_s: float, rates: Rates) -> float:

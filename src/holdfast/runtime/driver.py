@@ -80,7 +80,7 @@ from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.recording import StepRecord
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
-from holdfast.telemetry.events import Log, Pinned
+from holdfast.telemetry.events import Loaded, Log, Pinned
 
 if TYPE_CHECKING:
     import torch
@@ -373,11 +373,8 @@ class Driver:
                 return (yield from self._listen())
             case Disconnect():
                 return self._forget()
-            case Load(plan=plan, state=state, beside=True):
-                self.monitor.cool_down()
-                return self.rebuild(plan, state)[0]
-            case Load(plan=plan, state=state):
-                return self._load(plan, state)
+            case Load(plan=plan, state=state, beside=beside):
+                return self._load(plan, state, beside=beside)
             case Build():
                 return (yield self._building(effect))
             case Boundary():
@@ -497,11 +494,18 @@ class Driver:
             raise StaleGeneration(self.protocol.generation)
         return install
 
-    def _load(self, plan: Plan, state: StateAt | None) -> Engine:
+    def _load(self, plan: Plan, state: StateAt | None, *, beside: bool) -> Engine:
         self.monitor.cool_down()
-        stage, self.spec_of = self.rebuild(plan, state)
-        if state is None:
+        began = self.clock()
+        stage, spec_of = self.rebuild(plan, state)
+        if state is not None:
+            told, layers = self.clock() - began, stage.layers
+            event = Loaded(worker=str(self.protocol.worker), step=state.step, layers=layers, seconds=told)
+            self.log.write(self.clock(), event)
+        elif not beside:
             stage.inherit(self.protocol.stage)
+        if not beside:
+            self.spec_of = spec_of
         return stage
 
     def _pin(self, generation: int, step: int, layers: tuple[int, ...]) -> None:

@@ -18,7 +18,7 @@ from itertools import count
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Improved, Membership, Output, Phase, Record, Tell, Tick, decide
+from holdfast.control.membership import Improved, Membership, Output, Phase, Record, Situation, Tell, Tick, decide
 from holdfast.control.membership.agreement import Restoring
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import (
@@ -46,7 +46,7 @@ from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.remainder import progress_at
 from holdfast.planning.reshaping import Shapes
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
-from holdfast.recovery.rates import Rates, remaining_seconds, replaying_seconds, step_seconds
+from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, replaying_seconds, step_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.sim.clock import Clock
@@ -61,6 +61,8 @@ from holdfast.telemetry.events import Event
 __all__ = ["Outcome", "Prepared", "Speeds", "simulate"]
 
 _MOST_PLANS = 512
+_TICK_S = 0.1
+"""After so long, on average, whoever may know of something better is asked; then after twice as long, each time."""
 _UNWATCHED = Watch(limit_s=1e12)
 """Nobody is held for lost for being silent: what is simulated is heard of at once, or after ``detect_s``."""
 
@@ -184,6 +186,11 @@ class _Run:
         self._held: dict[WorkerId, tuple[int, ...]] = {}  # by those who lived as a plan was given up, and live
         self._replaying: dict[WorkerId, ReplayOrder] = {}
         self._copying: set[WorkerId] = set()
+        self._asked: tuple[int, Situation] | None = None
+        self._ask_at = self._ask_again_s = 0.0
+        self._prepared_generation = 0
+        self._known_in = 0  # the first step in which everybody knows of it
+        self._resumed = 0  # the first step after the last recovery
         self._state = self._fresh(0)
         for machine in range(world.machines):
             self._machines.hosted[machine] = set()
@@ -236,6 +243,8 @@ class _Run:
             left = moment - clock.now
             if clock.owes:
                 clock.pay(left)
+                if not clock.owes:
+                    return  # whoever may know of something better is asked before all go on
             elif self._state.phase is Phase.RUNNING:
                 self._run_steps(left)
             else:
@@ -276,6 +285,7 @@ class _Run:
         """Does what is due between two steps; returns whether nothing was."""
         for worker, entered in self._caught_up:
             if worker in self._state.catching_up:
+                self._known_in = self._steps.number
                 self._give(
                     CaughtUp(
                         worker=worker,
@@ -292,11 +302,34 @@ class _Run:
         if self._state.cadence is not None:
             self._tell_steps()
         upcoming = self._state.running.upcoming
-        if upcoming is not None:
+        if upcoming is not None and self._all_go_over():
             view = self._view(self._state, self._state.absent)
             price = InstallPlan(plan=upcoming.plan, at_boundary=True).price(view, self._speeds.rates)
             self._clock.owe(Part.COPY, price.seconds, self._go_over)
-        return not self._clock.owes
+        return not self._clock.owes and upcoming is None
+
+    def _all_go_over(self) -> bool:
+        """Whether in the step that was settled last everybody knew of what is prepared, and held what it follows.
+
+        Each says so with its first contribution to a sum. A step is settled at its end; where updates are ahead of
+        that, at the end of the next one, but for the first step after a recovery, and those that others wait for.
+        """
+        last, intervals = self._steps.number - 1, (self._every, self._state.rules.snapshot_every)
+        at_its_end = (
+            not self._state.running.staggered
+            or last == self._resumed
+            or any(every and self._steps.number % every == 0 for every in intervals)
+        )
+        return not self._state.catching_up and self._known_in <= last - (not at_its_end)
+
+    def _note_prepared(self) -> None:
+        """Whoever hears of a generation behind its first contribution says so in the next step only.
+
+        Of a step that is gone on with, somebody has nothing left to do but that.
+        """
+        steps, rates, plan = self._steps, self._speeds.rates, self._state.running.plan
+        late = plan is not None and steps.into_s + rates.control_s > first_sum_s(plan, rates)
+        self._known_in = steps.number + (late or steps.is_rest)
 
     # --- what machines do ---------------------------------------------------------------------------------------------
 
@@ -388,6 +421,10 @@ class _Run:
             self._tell_steps()
         before = self._state
         self._state, outputs = decide(before, event, now=self._clock.now)
+        upcoming = self._state.running.upcoming
+        if upcoming is not None and upcoming.generation != self._prepared_generation:
+            self._prepared_generation = upcoming.generation
+            self._note_prepared()
         for output in outputs:
             self._take(output)
         answer = self._state.forming.answer
@@ -532,6 +569,7 @@ class _Run:
             left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
         self._period_s = self._period_of(self._plan)
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
+        self._resumed = forming.resume_step
         self._interrupted = None
         self._give_all(joined(self._state))
         self._note_rate(self._period_s)
@@ -604,9 +642,22 @@ class _Run:
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _ask_adviser(self) -> None:
-        if self._reshaper is not None and self._state.phase is Phase.RUNNING and not self._clock.owes:
-            for improved in self._reshaper.news(self._state):
-                self._give(improved)
+        """Asks for other pipelines: soon, and again and again, as what does not pay may pay the longer nothing fails."""
+        state, clock = self._state, self._clock
+        if self._reshaper is None or state.phase is not Phase.RUNNING or clock.owes:
+            return
+        asked = state.generation, state.situation
+        if asked != self._asked:
+            self._asked, self._ask_at, self._ask_again_s = asked, clock.now + _TICK_S, _TICK_S
+            clock.at(self._ask_at, lambda: None)
+        if clock.now < self._ask_at:
+            return
+        for improved in self._reshaper.news(state):
+            self._give(improved)
+        self._ask_again_s *= 2
+        self._ask_at = clock.now + self._ask_again_s
+        if state.situation.absent or state.situation.going or state.situation.spares:
+            clock.at(self._ask_at, lambda: None)
 
     def _view(self, state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         return replace(view_of(state, lost), step=self._steps.number)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from holdfast.config.job import Job
 from holdfast.core.placement import group_into_nodes
@@ -55,8 +57,12 @@ DEFAULTS = Assumed()
 """About what was measured with processes of one machine (docs/benchmarks.md): say your own."""
 
 
-def parse_assumed(text: str) -> Assumed:
+def parse_assumed(text: str, measured: Mapping[str, float] = MappingProxyType({})) -> Assumed:
     """Return what is assumed, where a text such as ``start_s=60,copy=1e9`` says otherwise.
+
+    Args:
+        text: it.
+        measured: what runs have shown, by name, which goes before what is assumed else.
 
     Raises:
         ConfigError: it does not say so.
@@ -73,7 +79,7 @@ def parse_assumed(text: str) -> Assumed:
             raise ConfigError(
                 f"--speeds {part}: expected NAME=NUMBER above 0, with a name of {', '.join(sorted(names))}"
             )
-    return replace(DEFAULTS, **found)
+    return replace(DEFAULTS, **{**measured, **found})
 
 
 def speeds_of(profile: Profile, assumed: Assumed, *, sums: int = 0) -> Speeds:

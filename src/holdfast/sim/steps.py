@@ -20,11 +20,13 @@ class Steps:
         number: the step that runs; it is how many are committed.
         into_s: for how long it has been run by the plan that is.
         lasts_s: for how long it is to be run by that.
+        is_rest: whether that is what was left of it after an interruption.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.number = 0
         self.into_s = self.lasts_s = 0.0
+        self.is_rest = False
         self._ledger = ledger
         self._spent_s = 0.0  # by other plans
         self._period_s = 0.0  # of the plan that it began by
@@ -37,7 +39,7 @@ class Steps:
 
     def begin(self, number: int, period_s: float) -> None:
         """A step begins."""
-        self.number, self.into_s, self.lasts_s = number, 0.0, period_s
+        self.number, self.into_s, self.lasts_s, self.is_rest = number, 0.0, period_s, False
         self._spent_s, self._period_s = 0.0, period_s
 
     def commit(self, period_s: float) -> None:
@@ -70,6 +72,7 @@ class Steps:
         else:  # a checkpoint is loaded: what was run of the step led nowhere
             self._ledger.book(Part.REDO, self._spent_s)
             self.begin(number, period_s)
+        self.is_rest = left_s is not None
         if left_s is not None:
             self.lasts_s = left_s
 

@@ -42,6 +42,7 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "LibraryFilled",
+    "Loaded",
     "Migrating",
     "Notice",
     "Parted",
@@ -408,6 +409,20 @@ class Checkpointed(_Event, frozen=True, tag="checkpointed", kw_only=True):
     url: str
 
 
+class Loaded(_Event, frozen=True, tag="loaded", kw_only=True):
+    """A worker read its layers from the checkpoint of ``step``, or made them as its seed does (step 0).
+
+    Attributes:
+        layers: which.
+        seconds: how long that took.
+    """
+
+    worker: str
+    step: int
+    layers: tuple[int, ...]
+    seconds: float
+
+
 class CheckpointFailed(_Event, frozen=True, tag="checkpoint_failed", kw_only=True):
     """There will be no checkpoint of ``step``; training went on. ``worker``: who could not write; empty: nobody's."""
 
@@ -491,6 +506,7 @@ Event = (
     | StepOmitted
     | Summed
     | Pinned
+    | Loaded
     | Checkpointed
     | CheckpointFailed
     | CheckpointRejected
