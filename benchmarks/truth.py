@@ -33,7 +33,7 @@ from holdfast.sim.calibrate import Layers, medians, shown_by
 from holdfast.sim.engine import Outcome, simulate
 from holdfast.sim.prepare import DEFAULTS, prepared, speeds_of
 from holdfast.sim.world import Happening, Kind, World
-from holdfast.telemetry.events import FaultInjected, read_events
+from holdfast.telemetry.events import FaultInjected, StepOps, read_events
 from measure import Recorder, interval, print_table, progress, verdict
 from measured_run import measured_run, op_profile
 
@@ -95,7 +95,7 @@ CASES = (
         grid="4x2",
         keys={
             "resilience.strategy": "checkpoint-restart",
-            "checkpoint.every": 20,
+            "checkpoint.every": 10,
             "resilience.wait_for_replacement": 60,
         },
         victims=_FIVE,
@@ -198,7 +198,7 @@ def _row(tree: dict[str, Any], profile: Profile, horizon_s: float, summary: Summ
         return {"error": f"not fired: {summary.unfired}"}
     events = read_events(Path(summary.run_dir) / "events.jsonl")
     job, commits = parse_job(tree), dict(summary.report.commits)
-    began = commits[0]
+    began = max(at for at, e in events if isinstance(e, StepOps) and (e.step, e.generation) == (0, 1))
     sent = [(at - began, e.kind, e.worker) for at, e in events if isinstance(e, FaultInjected)]
     plan = healthy_plan(job, _LAYERS, profile)
     shown = shown_by(events, Layers(plan=plan, profile=profile, ahead=job.train.technique == "staggered"))
@@ -258,7 +258,10 @@ def _predict(told: dict[str, Any]) -> dict[str, Any]:
         if kind == "join" or not told["joins"]:  # a process is started where the lost one was
             happenings.append(Happening(at_s=first_s + at, kind=Kind.COMES, machine=next(number)))
     steps = told["steps"] + 1
-    least, most = first_s, first_s + 10 * steps * alone.healthy_s
+    least, most = (
+        happenings[-1].at_s + assumed.detect_s,
+        first_s + 10 * steps * alone.healthy_s,
+    )  # none is lost any more
     while most - least > 1e-3:
         middle = (least + most) / 2
         least, most = (least, middle) if of(middle, tuple(happenings)).steps >= steps else (middle, most)
