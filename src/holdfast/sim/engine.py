@@ -18,7 +18,7 @@ from itertools import count
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Improved, Membership, Output, Phase, Record, Situation, Tell, Tick, decide
+from holdfast.control.membership import Improved, Membership, Output, Phase, Record, Tell, Tick, decide
 from holdfast.control.membership.agreement import Restoring
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import (
@@ -41,15 +41,16 @@ from holdfast.control.reshaper import Reshaper
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, costs_from_profile
-from holdfast.core.progress import StepProgress
 from holdfast.errors import ConfigError, InternalError
-from holdfast.planning.remainder import progress_at
 from holdfast.planning.reshaping import Shapes
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
 from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, replaying_seconds, step_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
+from holdfast.sim.asking import Asking
+from holdfast.sim.boundary import Boundary
 from holdfast.sim.clock import Clock
+from holdfast.sim.holdings import Holdings
 from holdfast.sim.ledger import Part
 from holdfast.sim.machines import Machines
 from holdfast.sim.remembered import RememberedPlans
@@ -61,8 +62,6 @@ from holdfast.telemetry.events import Event
 __all__ = ["Outcome", "Prepared", "Speeds", "simulate"]
 
 _MOST_PLANS = 512
-_TICK_S = 0.1
-"""After so long, on average, whoever may know of something better is asked; then after twice as long, each time."""
 _UNWATCHED = Watch(limit_s=1e12)
 """Nobody is held for lost for being silent: what is simulated is heard of at once, or after ``detect_s``."""
 
@@ -180,17 +179,11 @@ class _Run:
         self._events: list[tuple[float, Event]] = []
         self._failures = self._loads = self._restarts = self._generations = 0
         self._reshaper = None if job.shapes is None else Reshaper(job.shapes, job.plans.reshaped)
+        self._asking = Asking(self._clock)
         self._answered: RecoveryPlan | None = None
-        self._interrupted: tuple[Plan, float] | None = None
-        self._keepers: dict[WorkerId, bool] = {}  # of what there is of that; of some, only what they have sent
-        self._held: dict[WorkerId, tuple[int, ...]] = {}  # by those who lived as a plan was given up, and live
+        self._holdings, self._boundary = Holdings(), Boundary()
         self._replaying: dict[WorkerId, ReplayOrder] = {}
         self._copying: set[WorkerId] = set()
-        self._asked: tuple[int, Situation] | None = None
-        self._ask_at = self._ask_again_s = 0.0
-        self._prepared_generation = 0
-        self._known_in = 0  # the first step in which everybody knows of it
-        self._resumed = 0  # the first step after the last recovery
         self._state = self._fresh(0)
         for machine in range(world.machines):
             self._machines.hosted[machine] = set()
@@ -202,7 +195,10 @@ class _Run:
         end = self._world.lasts_s
         self._begin()
         while self._clock.now < end:
-            self._ask_adviser()
+            if self._reshaper is not None and self._asking.is_due(self._state):
+                self._give(Tick())
+                for improved in self._reshaper.news(self._state):
+                    self._give(improved)
             self._pass_until(end)
             if self._clock.now < end:
                 self._happen()
@@ -285,7 +281,7 @@ class _Run:
         """Does what is due between two steps; returns whether nothing was."""
         for worker, entered in self._caught_up:
             if worker in self._state.catching_up:
-                self._known_in = self._steps.number
+                self._boundary.catch_up(self._steps.number)
                 self._give(
                     CaughtUp(
                         worker=worker,
@@ -309,27 +305,17 @@ class _Run:
         return not self._clock.owes and upcoming is None
 
     def _all_go_over(self) -> bool:
-        """Whether in the step that was settled last everybody knew of what is prepared, and held what it follows.
+        state, intervals = self._state, (self._every, self._state.rules.snapshot_every)
+        reached = self._boundary.lies_before(self._steps.number, intervals, staggered=state.running.staggered)
+        return reached and not state.catching_up
 
-        Each says so with its first contribution to a sum. A step is settled at its end; where updates are ahead of
-        that, at the end of the next one, but for the first step after a recovery, and those that others wait for.
-        """
-        last, intervals = self._steps.number - 1, (self._every, self._state.rules.snapshot_every)
-        at_its_end = (
-            not self._state.running.staggered
-            or last == self._resumed
-            or any(every and self._steps.number % every == 0 for every in intervals)
-        )
-        return not self._state.catching_up and self._known_in <= last - (not at_its_end)
+    def _hears_late(self) -> bool:
+        """Whether some worker hears only behind its first contribution to a sum of what is prepared now.
 
-    def _note_prepared(self) -> None:
-        """Whoever hears of a generation behind its first contribution says so in the next step only.
-
-        Of a step that is gone on with, somebody has nothing left to do but that.
+        Of a step that is gone on with, somebody has nothing left to do but to contribute.
         """
         steps, rates, plan = self._steps, self._speeds.rates, self._state.running.plan
-        late = plan is not None and steps.into_s + rates.control_s > first_sum_s(plan, rates)
-        self._known_in = steps.number + (late or steps.is_rest)
+        return steps.is_rest or (plan is not None and steps.into_s + rates.control_s > first_sum_s(plan, rates))
 
     # --- what machines do ---------------------------------------------------------------------------------------------
 
@@ -375,8 +361,7 @@ class _Run:
         """The coordinator hears of all that are lost by now."""
         gone, self._unnoticed = tuple(sorted(set(self._unnoticed))), []
         for worker in gone:
-            self._held.pop(worker, None)
-            self._keepers.pop(worker, None)
+            self._holdings.lose(worker)
         known = tuple(worker for worker in gone if worker in self._state.roster.pids)
         if known and self._state.phase is not Phase.ENDED:
             self._give(Tick())  # from now on it is waited for somebody, if at all
@@ -422,9 +407,8 @@ class _Run:
         before = self._state
         self._state, outputs = decide(before, event, now=self._clock.now)
         upcoming = self._state.running.upcoming
-        if upcoming is not None and upcoming.generation != self._prepared_generation:
-            self._prepared_generation = upcoming.generation
-            self._note_prepared()
+        if upcoming is not None and upcoming is not before.running.upcoming:
+            self._boundary.prepare(upcoming.generation, self._steps.number, late=self._hears_late())
         for output in outputs:
             self._take(output)
         answer = self._state.forming.answer
@@ -484,11 +468,9 @@ class _Run:
         self._note_rate(None)
         if plan is not None:
             here = frozenset(before.alive) - self._state.roster.lost
-            self._held = {worker: plan.placement.held_layers(worker) for worker in plan.workers if worker in here}
+            self._holdings.give_up(plan, here, elapsed_s if before.phase is Phase.RUNNING else None)
         if self._state.restoring.loading is not None:
-            self._interrupted = None
-        elif plan is not None and before.phase is Phase.RUNNING:
-            self._interrupted, self._keepers = (plan, elapsed_s), dict.fromkeys(self._held, True)
+            self._holdings.drop()
         lost = before.absent | (frozenset(before.grid.baseline.workers) & self._state.roster.lost)
         view = replace(self._view(before, lost), elapsed_s=elapsed_s)
         seconds = 0.0
@@ -522,7 +504,9 @@ class _Run:
             number = state.restoring.loading.step
         every = self._state.rules.snapshot_every
         snapshots = (number - number % every,) if every else ()
-        self._give_all(statuses(state, workers, number, self._held, self._kept(number), snapshots))
+        costs = costs_from_profile(self._speeds.rates.profile)
+        kept = self._holdings.progress(number, costs) if state.rules.keeping is not None else {}
+        self._give_all(statuses(state, workers, number, self._holdings.held, kept, snapshots))
         if self._state.generation != state.generation:
             return  # it was answered anew
         if self._replaying:
@@ -544,22 +528,8 @@ class _Run:
         self._replaying.clear()
         self._loads += 1
         for worker in workers:
-            before, self._held[worker] = self._held.get(worker, ()), plan.placement.held_layers(worker)
-            if worker in self._keepers and before != self._held[worker]:
-                self._keepers[worker] = False
+            self._holdings.take_up(worker, plan.placement.held_layers(worker))
         self._tell(workers)
-
-    def _kept(self, number: int) -> dict[WorkerId, StepProgress]:
-        """What workers keep of the step that was interrupted; who took layers up meanwhile, only what it has sent."""
-        if self._interrupted is None or self._state.rules.keeping is None:
-            return {}
-        plan, elapsed = self._interrupted
-        lost = frozenset(plan.workers) - self._keepers.keys()
-        kept = progress_at(plan, costs_from_profile(self._speeds.rates.profile), elapsed, number, lost)
-        return {
-            worker: each if self._keepers[worker] else replace(each, contexts=(), halves=(), counted=())
-            for worker, each in kept.items()
-        }
 
     def _go_on(self) -> None:
         """All are told from where; they connect, and run."""
@@ -569,8 +539,8 @@ class _Run:
             left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
         self._period_s = self._period_of(self._plan)
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
-        self._resumed = forming.resume_step
-        self._interrupted = None
+        self._boundary.resume(forming.resume_step)
+        self._holdings.drop()
         self._give_all(joined(self._state))
         self._note_rate(self._period_s)
         self._await_copies()
@@ -640,24 +610,6 @@ class _Run:
         self._clock.after(0.0, self._begin_again)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
-
-    def _ask_adviser(self) -> None:
-        """Asks for other pipelines: soon, and again and again, as what does not pay may pay the longer nothing fails."""
-        state, clock = self._state, self._clock
-        if self._reshaper is None or state.phase is not Phase.RUNNING or clock.owes:
-            return
-        asked = state.generation, state.situation
-        if asked != self._asked:
-            self._asked, self._ask_at, self._ask_again_s = asked, clock.now + _TICK_S, _TICK_S
-            clock.at(self._ask_at, lambda: None)
-        if clock.now < self._ask_at:
-            return
-        for improved in self._reshaper.news(state):
-            self._give(improved)
-        self._ask_again_s *= 2
-        self._ask_at = clock.now + self._ask_again_s
-        if state.situation.absent or state.situation.going or state.situation.spares:
-            clock.at(self._ask_at, lambda: None)
 
     def _view(self, state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         return replace(view_of(state, lost), step=self._steps.number)

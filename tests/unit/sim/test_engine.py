@@ -22,7 +22,7 @@ from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed, speeds_of
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.strategies.registry import STRATEGIES
-from holdfast.telemetry.events import Agreed, Checkpointed, Detected, Installed, Parted, Replaying, Synced
+from holdfast.telemetry.events import Agreed, Checkpointed, Detected, HandingOver, Installed, Notice, Parted, Replaying, Synced
 
 LAYERS, HOUR = 4, 3600.0
 PROFILE = Profile(
@@ -175,6 +175,28 @@ def test_several_workers_of_one_machine_are_lost_together():
     assert len(of(outcome, Detected)) == 2
     assert outcome.failures == 1
     assert len(of(outcome, Synced)) == 2
+
+
+def test_whoever_is_given_state_for_many_steps_computes_once_it_has_it():
+    slow = speeds_of(PROFILE, Assumed(copy=5e6))  # 120 s, which are 28 steps
+    outcome = simulate(job(), world(lost(600.0, 1), comes(700.0, MACHINES)), slow)
+    ((synced, event),) = of(outcome, Synced)
+    entered, whole = (at for at, each in of(outcome, Installed) if each.strategy == "boundary")
+    assert 120 <= synced - entered < 130
+    assert event.step - event.entered == pytest.approx(28, abs=2)
+    assert entered < synced < whole < synced + 2 * max(period for _, period in outcome.rates if period)
+
+
+def test_other_pipelines_are_asked_for_again_and_again_as_they_may_pay_later():
+    """Nothing happens in between; the longer nothing fails, the longer nothing is expected to."""
+    dear = job("templates", checkpoint_every=0)
+    dear = replace(dear, shapes=replace(dear.shapes, copy_s=(60.0,) * LAYERS))
+    outcome = simulate(dear, world(lost(60.0, 1)), SPEEDS)
+    (later, told), *_ = of(outcome, Notice)
+    ((handed, _),) = of(outcome, HandingOver)
+    assert "copying costs more before a failure" in told.text
+    assert later < 61.0
+    assert 100.0 < handed < 300.0
 
 
 def test_of_one_pipeline_what_was_logged_is_replayed_and_the_others_wait():
