@@ -148,7 +148,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=2, help="per worker, so that a step takes the same time")
     parser.add_argument("--latency-ms", type=float, default=3.0, help="of every message between workers")
     parser.add_argument("--horizon-s", type=float, default=60.0, help="in so many seconds real steps are counted")
-    parser.add_argument("--limit-s", type=float, default=240.0, help="a run longer than this has failed")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="a run longer than this has failed")
     parser.add_argument("--predict", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
@@ -255,13 +255,14 @@ def _predict(told: dict[str, Any]) -> dict[str, Any]:
     for at, kind, worker in sorted(told["sent"]):
         if kind == "kill":
             happenings.append(Happening(at_s=first_s + at, kind=Kind.LOST, machine=machines[worker]))
-        if kind == "join" or not told["joins"]:  # a process is started where the lost one was
+        if kind == "join":
             happenings.append(Happening(at_s=first_s + at, kind=Kind.COMES, machine=next(number)))
+        elif not told["joins"]:  # a process is started where the lost one was
+            comes_s = first_s + at + assumed.detect_s
+            happenings.append(Happening(at_s=comes_s, kind=Kind.COMES, machine=next(number)))
     steps = told["steps"] + 1
-    least, most = (
-        happenings[-1].at_s + assumed.detect_s,
-        first_s + 10 * steps * alone.healthy_s,
-    )  # none is lost any more
+    least = happenings[-1].at_s + assumed.detect_s  # from then on no step is given up any more
+    most = first_s + 10 * steps * alone.healthy_s
     while most - least > 1e-3:
         middle = (least + most) / 2
         least, most = (least, middle) if of(middle, tuple(happenings)).steps >= steps else (middle, most)

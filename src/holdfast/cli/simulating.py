@@ -15,7 +15,7 @@ from holdfast.cli.arguments import above_0, add_overrides, whole_number
 from holdfast.config.job import Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StorageError
 from holdfast.settings.planning import healthy_plan, known_ties, profile_of, sums_of
 from holdfast.sim.calibrate import Layers, Shown, medians, shown_by
 from holdfast.sim.failures import FORMS, Failures
@@ -72,10 +72,12 @@ def assumed_of(args: argparse.Namespace) -> tuple[Assumed, tuple[str, ...]]:
     """Returns how fast the cluster is by the flags, and what of that the runs show that they name.
 
     Raises:
-        ConfigError: a flag cannot be used.
-        StorageError: a run cannot be read.
+        ConfigError: a flag cannot be used, or no run can be read where one is said to be.
     """
-    measured = medians(map(_shown_in, map(Path, args.speeds_of)))
+    try:
+        measured = medians(map(_shown_in, map(Path, args.speeds_of)))
+    except StorageError as error:
+        raise ConfigError(f"--speeds-of: {error}") from None
     assumed = parse_assumed(args.speeds, measured)
     return assumed, tuple(name for name, value in measured.items() if getattr(assumed, name) == value)
 

@@ -39,6 +39,8 @@ __all__ = ["Layers", "Shown", "medians", "shown_by"]
 Shown = Mapping[str, Sequence[float]]
 """By the names of :class:`holdfast.sim.prepare.Assumed`, each value that was seen."""
 
+_LEAST_S = 1e-4
+"""Nobody connects in less: who was late to report is told, and connects, the sooner."""
 _NO_TIME = Assumed(control_s=0.0, message_s=0.0, connect_s=0.0)
 
 
@@ -129,8 +131,8 @@ def _of_recoveries(events: Sequence[Timed]) -> Iterator[tuple[str, float]]:
                     control_s = (at - ordered) / 2 if math.isnan(last) else at - last
                     agreed += 2 * control_s if goes_on else 0.0  # only then they are told with whom to connect
                     yield "control_s", control_s
-            case Rebuilt():
-                yield "connect_s", at - agreed
+            case Rebuilt() if not math.isnan(agreed):
+                yield "connect_s", max(_LEAST_S, at - agreed)
                 agreed = math.nan
 
 

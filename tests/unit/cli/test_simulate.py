@@ -23,6 +23,7 @@ from holdfast.runtime.node.kin import in_session
 from holdfast.sim.compare import Compared, interval
 from holdfast.sim.engine import simulate
 from holdfast.sim.failures import parse_failures
+from holdfast.telemetry.events import Detected, EventLog, FaultInjected
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = ROOT / "profiles" / "gpt3-medium-350m.json"
@@ -181,6 +182,43 @@ def test_a_trace_that_is_too_small_for_the_job_is_told(capsys, job, tmp_path):
     trace = tmp_path / "small.csv"
     trace.write_text("0,add,a\n0,add,b\n60000,remove,a\n")
     assert "never are more than 2 machines there, and the job needs 6" in refused(capsys, job, "--trace", trace)
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """A run in which somebody was lost, of a job without a profile."""
+    run_dir = tmp_path / "ran"
+    run_dir.mkdir()
+    (run_dir / "job.yaml").write_text(JOB.replace(f", profile: {PROFILE}", ""))
+    log = EventLog(run_dir / "events.jsonl")
+    log.write(10.0, FaultInjected(worker="1.0", kind="kill", step=3, point="start", spec="kill:1.0@3:start"))
+    log.write(10.5, Detected(worker="1.0", how="process ended: signal 9", generation=1))
+    log.close()
+    return run_dir
+
+
+def test_what_a_run_shows_goes_before_what_is_assumed_and_what_is_said_before_that(capsys, job, ran):
+    arguments = (job, "--trace", "periodic:30m", "--hours", "0.1", "--speeds-of", ran)
+    found = json.loads(simulated(capsys, *arguments, "--format", "json"))
+    assert (found["assumptions"]["detect_s"], found["measured"]) == (0.5, ["detect_s"])
+    assert "measured   detect_s of these, by runs" in simulated(capsys, *arguments)
+    said = json.loads(simulated(capsys, *arguments, "--speeds", "detect_s=2", "--format", "json"))
+    assert (said["assumptions"]["detect_s"], said["measured"]) == (2.0, [])
+
+
+def test_a_run_with_layers_shows_how_long_steps_take_beyond_them(capsys, job, ran):
+    (ran / "profile.json").write_bytes(PROFILE.read_bytes())
+    plain = json.loads(simulated(capsys, job, "--trace", "periodic:30m", "--hours", "0.1", "--format", "json"))
+    arguments = (job, "--trace", "periodic:30m", "--hours", "0.1", "--speeds-of", ran, "--format", "json")
+    found = json.loads(simulated(capsys, *arguments))
+    assert found["measured"] == ["detect_s"], "no step was run"
+    assert found["assumptions"] == plain["assumptions"] | {"detect_s": 0.5}
+
+
+def test_a_run_that_cannot_be_read_is_told(capsys, job, ran):
+    assert "gone/job.yaml" in refused(capsys, job, "--trace", "periodic:30m", "--speeds-of", "gone")
+    (ran / "events.jsonl").write_text("no event\n")
+    assert "is no log of events" in refused(capsys, job, "--trace", "periodic:30m", "--speeds-of", ran)
 
 
 def test_an_interval_gets_smaller_with_more_runs():

@@ -22,7 +22,17 @@ from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed, speeds_of
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.strategies.registry import STRATEGIES
-from holdfast.telemetry.events import Agreed, Checkpointed, Detected, HandingOver, Installed, Notice, Parted, Replaying, Synced
+from holdfast.telemetry.events import (
+    Agreed,
+    Checkpointed,
+    Detected,
+    HandingOver,
+    Installed,
+    Notice,
+    Parted,
+    Replaying,
+    Synced,
+)
 
 LAYERS, HOUR = 4, 3600.0
 PROFILE = Profile(
