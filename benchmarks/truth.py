@@ -160,7 +160,7 @@ def _job(case: Case, grid: str, options: argparse.Namespace, steps: int) -> dict
     pipelines, stages = map(int, grid.split("x"))
     tree: dict[str, Any] = {
         "name": f"truth-{case.name}",
-        "model": {"kind": "convnet"},  # is not built; no layers of it share weights
+        "model": {"kind": "vit", "layers": _LAYERS - 2},  # is not built; no layers of it share weights
         "data": {"kind": "digits"},
         "grid": {"pipelines": pipelines, "stages": stages, "microbatches": options.microbatches * stages},
         "train": {"steps": steps},
