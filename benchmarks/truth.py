@@ -203,7 +203,7 @@ def _row(tree: dict[str, Any], profile: Profile, horizon_s: float, summary: Summ
     plan = healthy_plan(job, _LAYERS, profile)
     shown = shown_by(events, Layers(plan=plan, profile=profile, ahead=job.train.technique == "staggered"))
     counted = sorted(at - began for at in commits.values() if at <= began + horizon_s)
-    return {"sent": sent, "steps": len(counted) - 1, "seconds": counted[-1], "shown": dict(shown)}
+    return {"sent": sent, "steps": len(counted) - 1, "seconds": counted[-1], "shown": dict(medians([shown]))}
 
 
 def _calibrated(case: Case, options: argparse.Namespace, recorder: Recorder, repetition: int) -> dict[str, float]:
@@ -211,7 +211,7 @@ def _calibrated(case: Case, options: argparse.Namespace, recorder: Recorder, rep
     recorder.begin()
     found = _ran(case, case.smaller, case.others(), _OTHER_S, options)
     row = recorder.add(case=case.name, repetition=repetition, calibration=True, **found)
-    shown = {} if row["error"] else dict(medians([row["shown"]]))
+    shown = {} if row["error"] else row["shown"]
     told = row["error"] or ", ".join(f"{name} {value:.4g}" for name, value in sorted(shown.items()))
     progress(f"{case.name}, {case.smaller}: {told}")
     return shown

@@ -499,9 +499,8 @@ class Driver:
         began = self.clock()
         stage, spec_of = self.rebuild(plan, state)
         if state is not None:
-            told, layers = self.clock() - began, stage.layers
-            event = Loaded(worker=str(self.protocol.worker), step=state.step, layers=layers, seconds=told)
-            self.log.write(self.clock(), event)
+            worker, now = str(self.protocol.worker), self.clock()
+            self.log.write(now, Loaded(worker=worker, step=state.step, layers=stage.layers, seconds=now - began))
         elif not beside:
             stage.inherit(self.protocol.stage)
         if not beside:
