@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from holdfast.cli.simulate_page import to_page
@@ -12,11 +13,16 @@ from holdfast.cli.simulate_shown import ShownRuns, to_json, to_table
 from holdfast.cli.simulating import TRACE_HELP, add_simulating, assumed_of, job_of, processes_of, progress, worlds_of
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
+from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError
 from holdfast.settings.planning import sums_of
-from holdfast.sim.compare import compare
+from holdfast.sim.compare import Simulated, compare
+from holdfast.sim.engine import Speeds, simulate
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.prepare import prepared, profile_needed, speeds_of
+from holdfast.sim.systems.facts import facts_of
+from holdfast.sim.systems.rows import OOBLECK, SYSTEMS
+from holdfast.sim.systems.system import System, simulate_system
 
 __all__ = ["add_simulate_parser", "run"]
 
@@ -33,7 +39,12 @@ def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.Argument
     )
     parser.add_argument("job", metavar="JOB.yaml", help="the job; it needs a profile of its layers")
     parser.add_argument("--trace", required=True, metavar="FAILURES", help=TRACE_HELP)
-    parser.add_argument("--strategies", metavar="a,b,...", help="what answers losses; default: that of the job")
+    parser.add_argument(
+        "--strategies",
+        metavar="a,b,...",
+        help="what answers losses; default: that of the job; or a "
+        f"system without a runtime here, as a model: {', '.join(SYSTEMS)}",
+    )
     parser.add_argument("--format", choices=sorted(_FORMATS), default="table")
     add_simulating(parser, hours=f"as a FILE says, else {_HOURS:g}", runs=f"once for FILE and periodic, else {_RUNS}")
     parser.set_defaults(run=run)
@@ -49,24 +60,40 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     profile = profile_needed(job, num_layers(job))
     (assumed, measured), failures = assumed_of(args), parse_failures(args.trace)
-    names = _strategies(args.strategies, job)
-    jobs = {name: prepared(job_of(args, (f"resilience.strategy={name}",)), profile) for name in names}
+    speeds, names = speeds_of(profile, assumed, sums=sums_of(job)), _strategies(args.strategies, job)
+    rows = {name: prepared(job_of(args, (f"resilience.strategy={name}",)), profile) for name in names[0]}
+    jobs: dict[str, Simulated] = {name: partial(simulate, row, speeds=speeds) for name, row in rows.items()}
+    systems = _systems(names[1], args, job, profile, speeds) if names[1] else ()
+    jobs |= {system.name: become for system, become in systems}
     worlds = worlds_of(args, failures, job, hours=_HOURS, runs=_RUNS)
-    found = compare(
-        jobs,
-        worlds,
-        speeds_of(profile, assumed, sums=sums_of(job)),
-        job.samples_per_step,
-        processes=processes_of(args),
-        said=progress(),
+    found = compare(jobs, worlds, job.samples_per_step, processes=processes_of(args), said=progress())
+    shown = ShownRuns(
+        job=job.name,
+        trace=args.trace,
+        worlds=worlds,
+        found=found,
+        assumed=assumed,
+        measured=measured,
+        systems=tuple(system for system, _ in systems),
     )
-    shown = ShownRuns(job=job.name, trace=args.trace, worlds=worlds, found=found, assumed=assumed, measured=measured)
     sys.stdout.write(_FORMATS[args.format](shown))
     return 0
 
 
-def _strategies(text: str | None, job: Job) -> tuple[str, ...]:
+def _strategies(text: str | None, job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The strategies that are asked for, and the systems without a runtime here."""
     names = tuple(dict.fromkeys((text or job.resilience.strategy).split(",")))
     if not all(names):
         raise ConfigError(f"--strategies {text}: expected names such as adaptive,templates")
-    return names
+    return tuple(name for name in names if name not in SYSTEMS), tuple(name for name in names if name in SYSTEMS)
+
+
+def _systems(
+    names: Sequence[str], args: argparse.Namespace, job: Job, profile: Profile, speeds: Speeds
+) -> tuple[tuple[System, Simulated], ...]:
+    """Each as a row, and what becomes of the job by it."""
+    others = prepared(job_of(args, ("resilience.strategy=templates",)), profile) if OOBLECK in names else None
+    facts = facts_of(job, prepared(job, profile), speeds, None if others is None else others.shapes)
+    rows = tuple(SYSTEMS[name](facts) for name in names)
+    places = len(facts.pipelines_of)
+    return tuple((row, partial(simulate_system, row, places=places, healthy_s=facts.job_s)) for row in rows)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from holdfast.sim.compare import Compared
 from holdfast.sim.ledger import Part
 from holdfast.sim.prepare import Assumed
+from holdfast.sim.systems.system import System
 from holdfast.sim.world import World
 
 __all__ = ["ShownRuns", "head_of", "rows_of", "table_of", "to_json", "to_table"]
@@ -28,6 +29,7 @@ class ShownRuns:
         found: by the name of the strategy.
         assumed: what no profile tells.
         measured: what of that runs have shown, by name.
+        systems: those of them that are models only.
     """
 
     job: str
@@ -36,6 +38,7 @@ class ShownRuns:
     found: Mapping[str, Compared]
     assumed: Assumed
     measured: Sequence[str] = ()
+    systems: Sequence[System] = ()
 
     def machine_s(self, found: Compared) -> float:
         """Seconds of a machine that there is, for each sample that is trained, over all runs; infinite for none."""
@@ -67,7 +70,12 @@ def to_json(shown: ShownRuns) -> str:
     assumed = dataclasses.asdict(shown.assumed)
     found = {"strategies": rows_of(shown), "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}
     found |= {"measured": list(shown.measured)}
+    found |= {"models": {each.name: _model(each) for each in shown.systems}}
     return json.dumps(found) + "\n"
+
+
+def _model(each: System) -> dict[str, str]:
+    return {"costs": each.costs, "source": each.source, "assumed": each.assumed}
 
 
 def head_of(shown: ShownRuns) -> tuple[tuple[str, str], ...]:
@@ -76,6 +84,7 @@ def head_of(shown: ShownRuns) -> tuple[tuple[str, str], ...]:
     failures = statistics.fmean(each.failures for each in worlds)
     machines = statistics.fmean(each.mean_available() for each in worlds)
     step_s, most = first.outcomes[0].healthy_s, max(each.machines for each in worlds)
+    models = ", ".join(each.name for each in shown.systems)
     runs = f"{len(worlds)} run(s) of {worlds[0].lasts_s / 3600:.4g} h"
     return (
         ("job", f"{shown.job}: a step of {first.samples} samples takes {step_s:.4g} s if nobody is missing"),
@@ -85,6 +94,7 @@ def head_of(shown: ShownRuns) -> tuple[tuple[str, str], ...]:
         ),
         ("assumed", str(shown.assumed)),
         *((("measured", f"{', '.join(shown.measured)} of these, by runs"),) if shown.measured else ()),
+        *((("model only", f"{models}: as their authors say that they are (docs/strategies.md)"),) if models else ()),
     )
 
 

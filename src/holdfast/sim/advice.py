@@ -22,8 +22,8 @@ from holdfast.recovery.rates import step_seconds
 from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import costs_of_job, healthy_plan, known_ties
 from holdfast.settings.ways import decided
-from holdfast.sim.compare import Compared, compare, interval
-from holdfast.sim.engine import Prepared, Speeds
+from holdfast.sim.compare import Compared, Simulated, compare, interval
+from holdfast.sim.engine import Prepared, Speeds, simulate
 from holdfast.sim.prepare import prepared
 from holdfast.sim.world import World
 from holdfast.strategies.registry import names, strategy_named
@@ -198,11 +198,10 @@ def advise(
     trials = _Trials(
         job_with=job_with,
         profile=profile,
-        compared=partial(
-            compare, worlds=worlds, speeds=speeds, samples=job.samples_per_step, processes=processes, said=said
-        ),
+        compared=partial(compare, worlds=worlds, samples=job.samples_per_step, processes=processes, said=said),
+        speeds=speeds,
     )
-    as_it_is = trials.compared({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
+    as_it_is = trials.become({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
     ranked = _ranked(trials, partial(_candidate, job, missing, known), dict.fromkeys([*fitting[:_GRIDS], own]), worlds)
     best = job_with(ranked[0][0].settings)
     return Advice(
@@ -225,9 +224,14 @@ class _Trials:
 
     job_with: Callable[[Settings], Job]
     profile: Profile
-    compared: Callable[[Mapping[str, Prepared]], Mapping[str, Compared]]
+    compared: Callable[[Mapping[str, Simulated]], Mapping[str, Compared]]
+    speeds: Speeds
     refused: dict[str, str] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
+
+    def become(self, jobs: Mapping[str, Prepared]) -> Mapping[str, Compared]:
+        """What becomes of these jobs."""
+        return self.compared({name: partial(simulate, job, speeds=self.speeds) for name, job in jobs.items()})
 
     def of(self, candidates: Iterable[Candidate]) -> dict[str, tuple[Candidate, Compared]]:
         """What becomes of the job by each of these that it can have, by name."""
@@ -238,7 +242,7 @@ class _Trials:
             except (ConfigError, InfeasiblePlan) as error:
                 self.refused[each.name] = str(error)
         self.logged.update(name for name, (_, one) in able.items() if one.rules.logging is not None)
-        compared = self.compared({name: one for name, (_, one) in able.items()})
+        compared = self.become({name: one for name, (_, one) in able.items()})
         return {name: (each, compared[name]) for name, (each, _) in able.items()}
 
 

@@ -18,11 +18,14 @@ from multiprocessing import get_context
 
 from holdfast.errors import ConfigError
 from holdfast.parent import end_with
-from holdfast.sim.engine import Outcome, Prepared, Speeds, simulate
+from holdfast.sim.engine import Outcome
 from holdfast.sim.ledger import Part
 from holdfast.sim.world import World
 
-__all__ = ["Compared", "compare", "interval"]
+__all__ = ["Compared", "Simulated", "compare", "interval"]
+
+Simulated = Callable[[World], Outcome]
+"""What becomes of a job in a world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +75,8 @@ class Compared:
 
 
 def compare(
-    jobs: Mapping[str, Prepared],
+    jobs: Mapping[str, Simulated],
     worlds: Sequence[World],
-    speeds: Speeds,
     samples: int,
     *,
     processes: int = 1,
@@ -83,9 +85,8 @@ def compare(
     """Return what becomes of each job in each of the worlds, which does not depend on the number of processes.
 
     Args:
-        jobs: by the name of the strategy.
+        jobs: what becomes of the job in a world, by the name of the strategy.
         worlds: one for each run.
-        speeds: of the cluster.
         samples: of a step.
         processes: how many simulate side by side.
         said: called with the number of simulations that are over, and that of all.
@@ -94,7 +95,7 @@ def compare(
         ConfigError: one of several processes was ended by somebody else.
     """
     ordered = tuple(product(jobs, range(len(worlds))))
-    with _simulations(_Task(jobs=jobs, worlds=worlds, speeds=speeds), min(processes, len(ordered))) as simulated:
+    with _simulations(_Task(jobs=jobs, worlds=worlds), min(processes, len(ordered))) as simulated:
         outcomes = defaultdict[str, list[Outcome]](list)
         said(0, len(ordered))
         for done, ((name, _), outcome) in enumerate(zip(ordered, simulated(ordered), strict=True), 1):
@@ -107,14 +108,13 @@ def compare(
 class _Task:
     """What is simulated: any of these jobs in any of these worlds."""
 
-    jobs: Mapping[str, Prepared]
+    jobs: Mapping[str, Simulated]
     worlds: Sequence[World]
-    speeds: Speeds
 
     def __call__(self, which: tuple[str, int]) -> Outcome:
         """Simulate one."""
         name, run = which
-        return simulate(self.jobs[name], self.worlds[run], self.speeds)
+        return self.jobs[name](self.worlds[run])
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from holdfast.runtime.node.kin import in_session
 from holdfast.sim.compare import Compared, interval
 from holdfast.sim.engine import simulate
 from holdfast.sim.failures import parse_failures
+from holdfast.sim.systems.rows import SYSTEMS
 from holdfast.telemetry.events import Detected, EventLog, FaultInjected
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,6 +183,20 @@ def test_a_trace_that_is_too_small_for_the_job_is_told(capsys, job, tmp_path):
     trace = tmp_path / "small.csv"
     trace.write_text("0,add,a\n0,add,b\n60000,remove,a\n")
     assert "never are more than 2 machines there, and the job needs 6" in refused(capsys, job, "--trace", trace)
+
+
+def test_systems_without_a_runtime_are_told_apart(capsys, job):
+    arguments = (job, "--trace", "periodic:30m,repair=10m", "--hours", "2")
+    names = ",".join(["adaptive", *SYSTEMS])
+    found = json.loads(simulated(capsys, *arguments, "--strategies", names, "--format", "json"))
+    assert list(found["strategies"]) == names.split(",")
+    assert set(found["models"]) == set(SYSTEMS)
+    assert all(all(each.values()) for each in found["models"].values())
+    table = simulated(capsys, *arguments, "--strategies", "varuna,adaptive")
+    assert "model only varuna: as their authors say" in table
+    assert found["strategies"]["adaptive"]["throughput"] > found["strategies"]["bamboo"]["throughput"]
+    unlike = "grid.layout=[{stages: [13, 13], microbatches: 6}, {stages: [6, 7, 7, 6], microbatches: 6}]"
+    assert "pipelines that are alike" in refused(capsys, *arguments, "--strategies", "varuna", "--set", unlike)
 
 
 @pytest.fixture
