@@ -28,8 +28,8 @@ __all__ = ["TRACE_HELP", "add_simulating", "assumed_of", "job_of", "processes_of
 
 _HOUR_S = 3600.0
 TRACE_HELP = (
-    f"what happens to machines: {FORMS}; all but FILE may have repair=1h (after which another machine comes for each "
-    "that is lost) and notice=2m (for which machines still work)"
+    f"what happens to machines: {FORMS}; all but FILE may have notice=2m (for which machines still work), and all but "
+    "it and spot repair=1h (after which another machine comes for each that is lost)"
 )
 
 

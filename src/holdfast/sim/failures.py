@@ -10,14 +10,15 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast.sim.spot import KNOWN, Spot, fitted
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import Happening, Kind, World, check
 
 __all__ = ["FORMS", "Failures", "parse_failures", "seconds"]
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FORMS = "FILE, periodic:30m, poisson:mtbf=17h, weibull:mtbf=17h,shape=0.7 or racks:mtbf=17h,size=4"
-"""What :func:`parse_failures` knows; all but FILE may have ``repair=1h``, and ``notice=2m``."""
+FORMS = "FILE, periodic:30m, poisson:mtbf=17h, weibull:mtbf=17h,shape=0.7, racks:mtbf=17h,size=4 or spot:ec2-p3"
+"""What :func:`parse_failures` knows; all but FILE may have ``notice=2m``, and all but it and spot ``repair=1h``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +26,13 @@ class Failures:
     """A way in which machines fail.
 
     Attributes:
-        kind: ``periodic``, ``poisson``, ``weibull`` or ``racks``; else a trace's path.
+        kind: ``periodic``, ``poisson``, ``weibull``, ``racks`` or ``spot``; else a trace's path.
         gap_s: mean seconds between two failures of the cluster.
         shape: of Weibull's distribution; 1 is Poisson's process, less than 1 are bursts.
         size: how many machines, of consecutive numbers, are lost at once.
         repair_s: until another machine is there for each that is lost; None: never.
         notice_s: for how long machines still work once they are known to go.
+        spot: how machines come and go, if the kind is that.
     """
 
     kind: str
@@ -39,11 +41,12 @@ class Failures:
     size: int = 1
     repair_s: float | None = None
     notice_s: float = 0.0
+    spot: Spot | None = None
 
     @property
     def is_trace(self) -> bool:
         """Whether it is what a file tells."""
-        return self.kind not in _GAPS
+        return self.kind not in _GAPS and self.spot is None
 
     def draw(self, machines: int, lasts_s: float, seed: str) -> World:
         """Return one world, the same for the same arguments.
@@ -58,6 +61,8 @@ class Failures:
         """
         if self.is_trace:
             return read_trace(Path(self.kind), lasts_s=lasts_s, seed=random.Random(seed).getrandbits(31))
+        if self.spot is not None:
+            return self.spot.draw(machines, lasts_s, seed, self.notice_s)
         gaps, victims = random.Random(f"{seed}:gaps"), random.Random(f"{seed}:victims")
         there, known = list(range(machines)), machines
         found: list[Happening] = []
@@ -122,6 +127,8 @@ def parse_failures(text: str) -> Failures:
         ConfigError: it is none of them.
     """
     kind, colon, rest = text.partition(":")
+    if kind == "spot":
+        return _spot(rest, text)
     if kind not in _GAPS:
         if colon and not Path(text).exists():
             raise ConfigError(f"--trace {text}: expected {FORMS}")
@@ -143,6 +150,22 @@ def parse_failures(text: str) -> Failures:
         repair_s=seconds(given["repair"], f"--trace {text}") if "repair" in given else None,
         notice_s=seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0,
     )
+
+
+def _spot(rest: str, text: str) -> Failures:
+    """By a name that is known, or as the trace of a file says."""
+    name, *parts = rest.split(",")
+    given = dict(part.partition("=")[::2] for part in parts)
+    if not name or given.keys() - {"notice"}:
+        raise ConfigError(f"--trace {text}: expected such as spot:ec2-p3,notice=2m")
+    if name not in KNOWN and not Path(name).exists():
+        raise ConfigError(f"--trace {text}: expected spot: and one of {', '.join(KNOWN)}, or the path of a trace")
+    try:
+        found = KNOWN[name] if name in KNOWN else fitted(read_trace(Path(name)))
+    except ConfigError as error:
+        raise ConfigError(f"--trace {text}: {error}") from None
+    notice_s = seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0
+    return Failures(kind="spot", notice_s=notice_s, spot=found)
 
 
 def _number(text: str, whole: str) -> float:
