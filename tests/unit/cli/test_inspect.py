@@ -32,6 +32,7 @@ from holdfast.telemetry.events import (
     JobEnded,
     JobStarted,
     LibraryFilled,
+    Loaded,
     MadeAgain,
     Migrating,
     Notice,
@@ -155,6 +156,10 @@ TOLD = [
         "3 events before this one are missing, they could not be written: No space left on device",
     ),
     (Pinned(worker="1.0", step=4, seconds=0.012), "worker 1.0 pinned its part of checkpoint 4 in 12 ms"),
+    (
+        Loaded(worker="1.0", step=4, layers=(0,), seconds=0.012),
+        "worker 1.0 loaded its layers of before step 4 in 12 ms",
+    ),
     (Checkpointed(step=4, url="u"), "checkpoint of step 4 is complete"),
     (
         CheckpointFailed(step=4, worker="1.0", detail="full"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.unit.sim.test_engine import COSTS, EXACT, HOUR, MACHINES, PLAN, SPEEDS, job
@@ -77,16 +78,15 @@ def test_whatever_is_simulated_could_be_proved(strategy):
 
 
 def test_several_processes_find_what_one_does():
-    jobs = {name: job(name) for name in ("adaptive", "checkpoint-restart")}
+    jobs = {name: partial(simulate, job(name), speeds=SPEEDS) for name in ("adaptive", "checkpoint-restart")}
     worlds = [BURSTS.draw(MACHINES, 3 * HOUR, str(run)) for run in range(3)]
     said = []
-    found = compare(jobs, worlds, SPEEDS, 12, processes=2, said=lambda *done: said.append(done))
-    assert found == compare(jobs, worlds, SPEEDS, 12)
+    found = compare(jobs, worlds, 12, processes=2, said=lambda *done: said.append(done))
+    assert found == compare(jobs, worlds, 12)
     assert said == [(done, 6) for done in range(7)]
 
 
-def test_a_process_that_is_ended_is_told(monkeypatch):
-    monkeypatch.setattr("holdfast.sim.compare.simulate", lambda *args: os._exit(9))
+def test_a_process_that_is_ended_is_told():
     worlds = [BURSTS.draw(MACHINES, HOUR, str(run)) for run in range(2)]
     with pytest.raises(ConfigError, match="one of 2 processes that simulated side by side was ended"):
-        compare({"adaptive": job("adaptive")}, worlds, SPEEDS, 12, processes=2)
+        compare({"adaptive": lambda world: os._exit(9)}, worlds, 12, processes=2)
