@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 
 from holdfast.cli.simulate_page import to_page
@@ -13,11 +13,10 @@ from holdfast.cli.simulate_shown import ShownRuns, to_json, to_table
 from holdfast.cli.simulating import TRACE_HELP, add_simulating, assumed_of, job_of, processes_of, progress, worlds_of
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
-from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError
 from holdfast.settings.planning import sums_of
 from holdfast.sim.compare import Simulated, compare
-from holdfast.sim.engine import Speeds, simulate
+from holdfast.sim.engine import Prepared, Speeds, simulate
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.prepare import prepared, profile_needed, speeds_of
 from holdfast.sim.systems.facts import facts_of
@@ -61,9 +60,15 @@ def run(args: argparse.Namespace) -> int:
     profile = profile_needed(job, num_layers(job))
     (assumed, measured), failures = assumed_of(args), parse_failures(args.trace)
     speeds, names = speeds_of(profile, assumed, sums=sums_of(job)), _strategies(args.strategies, job)
-    rows = {name: prepared(job_of(args, (f"resilience.strategy={name}",)), profile) for name in names[0]}
-    jobs: dict[str, Simulated] = {name: partial(simulate, row, speeds=speeds) for name, row in rows.items()}
-    systems = _systems(names[1], args, job, profile, speeds) if names[1] else ()
+
+    @cache
+    def row(name: str) -> Prepared:
+        return prepared(job_of(args, (f"resilience.strategy={name}",)), profile)
+
+    jobs: dict[str, Simulated] = {
+        name: partial(simulate, row(name), speeds=speeds) for name in names if name not in SYSTEMS
+    }
+    systems = _systems([name for name in names if name in SYSTEMS], job, row, speeds)
     jobs |= {system.name: become for system, become in systems}
     worlds = worlds_of(args, failures, job, hours=_HOURS, runs=_RUNS)
     found = compare(jobs, worlds, job.samples_per_step, processes=processes_of(args), said=progress())
@@ -80,20 +85,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _strategies(text: str | None, job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The strategies that are asked for, and the systems without a runtime here."""
+def _strategies(text: str | None, job: Job) -> tuple[str, ...]:
     names = tuple(dict.fromkeys((text or job.resilience.strategy).split(",")))
     if not all(names):
         raise ConfigError(f"--strategies {text}: expected names such as adaptive,templates")
-    return tuple(name for name in names if name not in SYSTEMS), tuple(name for name in names if name in SYSTEMS)
+    return names
 
 
 def _systems(
-    names: Sequence[str], args: argparse.Namespace, job: Job, profile: Profile, speeds: Speeds
+    names: Sequence[str], job: Job, row: Callable[[str], Prepared], speeds: Speeds
 ) -> tuple[tuple[System, Simulated], ...]:
-    """Each as a row, and what becomes of the job by it."""
-    others = prepared(job_of(args, ("resilience.strategy=templates",)), profile) if OOBLECK in names else None
-    facts = facts_of(job, prepared(job, profile), speeds, None if others is None else others.shapes)
-    rows = tuple(SYSTEMS[name](facts) for name in names)
+    """Each system as a row, and what becomes of the job by it."""
+    if not names:
+        return ()
+    shapes = row("templates").shapes if OOBLECK in names else None
+    facts = facts_of(job, row(job.resilience.strategy), speeds, shapes)
     places = len(facts.pipelines_of)
-    return tuple((row, partial(simulate_system, row, places=places, healthy_s=facts.job_s)) for row in rows)
+    return tuple(
+        (system, partial(simulate_system, system, places=places, healthy_s=facts.job_s))
+        for system in (SYSTEMS[name](facts) for name in names)
+    )

@@ -68,9 +68,13 @@ def rows_of(shown: ShownRuns) -> dict[str, dict[str, object]]:
 def to_json(shown: ShownRuns) -> str:
     """Returns all of it, for programs."""
     assumed = dataclasses.asdict(shown.assumed)
-    found = {"strategies": rows_of(shown), "seconds": shown.worlds[0].lasts_s, "assumptions": assumed}
-    found |= {"measured": list(shown.measured)}
-    found |= {"models": {each.name: _model(each) for each in shown.systems}}
+    found = {
+        "strategies": rows_of(shown),
+        "seconds": shown.worlds[0].lasts_s,
+        "assumptions": assumed,
+        "measured": list(shown.measured),
+        "models": {each.name: _model(each) for each in shown.systems},
+    }
     return json.dumps(found) + "\n"
 
 

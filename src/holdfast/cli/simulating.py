@@ -16,10 +16,10 @@ from holdfast.config.job import Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, StorageError
-from holdfast.settings.planning import healthy_plan, known_ties, profile_of, sums_of
+from holdfast.settings.planning import profile_of, sums_of
 from holdfast.sim.calibrate import Layers, Shown, medians, shown_by
 from holdfast.sim.failures import FORMS, Failures
-from holdfast.sim.prepare import DEFAULTS, Assumed, parse_assumed
+from holdfast.sim.prepare import DEFAULTS, Assumed, parse_assumed, plan_of
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import World
 from holdfast.telemetry.events import read_events
@@ -89,10 +89,8 @@ def _shown_in(run_dir: Path) -> Shown:
     profile = load_profile(emulated) if emulated.exists() else profile_of(job, num_layers(job))
     if profile is None:
         return shown_by(events)
-    layers, ahead = len(profile.layers), job.train.technique == "staggered"
-    plan = healthy_plan(job, layers, profile, known_ties(job, layers))
-    sums = 0 if emulated.exists() else sums_of(job)
-    return shown_by(events, Layers(plan=plan, profile=profile, ahead=ahead, sums=sums))
+    ahead, sums = job.train.technique == "staggered", 0 if emulated.exists() else sums_of(job)
+    return shown_by(events, Layers(plan=plan_of(job, profile), profile=profile, ahead=ahead, sums=sums))
 
 
 def worlds_of(args: argparse.Namespace, failures: Failures, job: Job, *, hours: float, runs: int) -> tuple[World, ...]:

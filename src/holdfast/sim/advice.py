@@ -13,18 +13,17 @@ from functools import partial, reduce
 from itertools import pairwise
 
 from holdfast.config.job import Job
-from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.recovery.checkfreq import checkpoint_interval
 from holdfast.recovery.choice import Choice
 from holdfast.recovery.rates import step_seconds
 from holdfast.schedule.evaluate import evaluate
-from holdfast.settings.planning import costs_of_job, healthy_plan, known_ties
+from holdfast.settings.planning import costs_of_job
 from holdfast.settings.ways import decided
 from holdfast.sim.compare import Compared, Simulated, compare, interval
 from holdfast.sim.engine import Prepared, Speeds, simulate
-from holdfast.sim.prepare import prepared
+from holdfast.sim.prepare import plan_of, prepared
 from holdfast.sim.world import World
 from holdfast.strategies.registry import names, strategy_named
 from holdfast.strategies.strategy import Strategy
@@ -214,7 +213,7 @@ def advise(
         memory_bytes=limit,
         assumes_memory=not known,
         missing=missing,
-        choice=decided(best, _plan_of(best, profile), profile).choice,
+        choice=decided(best, plan_of(best, profile), profile).choice,
     )
 
 
@@ -328,7 +327,7 @@ def _grid(pipelines: int, stages: int, microbatches: int) -> Settings:
 
 
 def _shaped(job: Job, profile: Profile, speeds: Speeds) -> Shape:
-    plan = _plan_of(job, profile)
+    plan = plan_of(job, profile)
     held = evaluate(plan, costs_of_job(job, profile)).peak_memory
     staggered, (stall_s, writing_s) = job.train.technique == "staggered", speeds.checkpoint(plan)
     return Shape(
@@ -340,11 +339,6 @@ def _shaped(job: Job, profile: Profile, speeds: Speeds) -> Shape:
         stall_s=stall_s + (writing_s if job.checkpoint.synchronous else 0.0),
         write_s=stall_s + writing_s,
     )
-
-
-def _plan_of(job: Job, profile: Profile) -> Plan:
-    layers = len(profile.layers)
-    return healthy_plan(job, layers, profile, known_ties(job, layers))
 
 
 def _candidate(

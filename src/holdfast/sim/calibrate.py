@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
-from holdfast.recovery.rates import step_seconds
+from holdfast.recovery.rates import Rates, step_seconds
 from holdfast.sim.prepare import Assumed, speeds_of
 from holdfast.sim.replies import writers_of
 from holdfast.telemetry.events import (
@@ -32,7 +32,7 @@ from holdfast.telemetry.events import (
     Timed,
     WorkerReady,
 )
-from holdfast.telemetry.report import FATAL_KINDS, report
+from holdfast.telemetry.report import report
 
 __all__ = ["Layers", "Shown", "medians", "shown_by"]
 
@@ -69,6 +69,11 @@ class Layers:
     ahead: bool = False
     sums: int = 0
 
+    @property
+    def rates(self) -> Rates:
+        """How fast they are, where messages take no time."""
+        return speeds_of(self.profile, _NO_TIME, sums=self.sums).rates
+
 
 def shown_by(events: Sequence[Timed], layers: Layers | None = None) -> Shown:
     """Return what the events of a run show.
@@ -77,24 +82,15 @@ def shown_by(events: Sequence[Timed], layers: Layers | None = None) -> Shown:
         events: in the order of time.
         layers: what is known of its layers; None: only what does not depend on them is told.
     """
-    found = defaultdict[str, list[float]](list)
-    told = [*_of_losses(events), *_of_recoveries(events), *_of_starts(events)]
+    found, told_of = defaultdict[str, list[float]](list), report(events)
+    told = [("detect_s", each.detected_s or 0.0) for each in told_of.failures]
+    told += [*_of_recoveries(events), *_of_starts(events)]
     if layers is not None:
-        told += [*_of_steps(events, layers), *_of_states(events, layers)]
+        told += [*_of_steps(events, told_of.commits, layers), *_of_states(events, layers)]
     for name, value in told:
         if value > 0:
             found[name].append(value)
     return found
-
-
-def _of_losses(events: Sequence[Timed]) -> Iterator[tuple[str, float]]:
-    """From a fault until the coordinator knows; of who is killed by somebody else, nobody knows when."""
-    struck: dict[str, float] = {}
-    for at, event in events:
-        if isinstance(event, FaultInjected) and event.kind in FATAL_KINDS:
-            struck[event.worker] = at
-        elif isinstance(event, Detected) and event.worker in struck:
-            yield "detect_s", at - struck.pop(event.worker)
 
 
 def _of_starts(events: Sequence[Timed]) -> Iterator[tuple[str, float]]:
@@ -136,25 +132,22 @@ def _of_recoveries(events: Sequence[Timed]) -> Iterator[tuple[str, float]]:
                 agreed = math.nan
 
 
-def _of_steps(events: Sequence[Timed], layers: Layers) -> Iterator[tuple[str, float]]:
+def _of_steps(
+    events: Sequence[Timed], commits: Iterable[tuple[int, float]], layers: Layers
+) -> Iterator[tuple[str, float]]:
     """What a step takes beyond what its operations do, until somebody is lost, or comes; if no checkpoint is near."""
-    rates = speeds_of(layers.profile, _NO_TIME, sums=layers.sums).rates
-    computed = step_seconds(layers.plan, rates, updates_ahead=layers.ahead)
+    computed = step_seconds(layers.plan, layers.rates, updates_ahead=layers.ahead)
     changed = min((at for at, event in events if isinstance(event, Detected | FaultInjected)), default=math.inf)
     pinned = {event.step for _, event in events if isinstance(event, Pinned)}
-    commits = [(step, at) for step, at in sorted(report(events).commits) if at < changed]
-    for (before, began), (step, ended) in pairwise(commits):
+    undisturbed = ((step, at) for step, at in commits if at < changed)
+    for (before, began), (step, ended) in pairwise(undisturbed):
         if step == before + 1 and before > 0 and pinned.isdisjoint({before, step, step + 1}):
             yield "message_s", ended - began - computed
 
 
 def _of_states(events: Sequence[Timed], of: Layers) -> Iterator[tuple[str, float]]:
     """Bytes per second at which the slowest worker copies, writes, reads and is given state."""
-    plan, profile = of.plan, of.profile
-
-    def size(layers: Iterable[int]) -> int:
-        return sum(profile.layers[layer].state_bytes for layer in layers)
-
+    plan, size = of.plan, of.rates.state_bytes
     held = max(size(plan.placement.held_layers(worker)) for worker in plan.workers)
     written = max(map(size, writers_of(plan).values()))
     stalls, last = defaultdict[int, float](float), dict[int, float]()

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.sim.spot import KNOWN, Spot, fitted
+from holdfast.sim.spot import KNOWN, Spot, fitted, weibull
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import Happening, Kind, World, check
 
@@ -108,15 +108,11 @@ def _renamed(found: list[Happening], machines: int) -> tuple[Happening, ...]:
     )
 
 
-def _weibull(failures: Failures, gaps: random.Random) -> float:
-    return gaps.weibullvariate(failures.gap_s / math.gamma(1 + 1 / failures.shape), failures.shape)
-
-
 _GAPS: Mapping[str, Callable[[Failures, random.Random], float]] = {
     "periodic": lambda failures, gaps: failures.gap_s,
     "poisson": lambda failures, gaps: gaps.expovariate(1 / failures.gap_s),
     "racks": lambda failures, gaps: gaps.expovariate(1 / failures.gap_s),
-    "weibull": _weibull,
+    "weibull": lambda failures, gaps: weibull(gaps, failures.gap_s, failures.shape),
 }
 
 
@@ -165,7 +161,7 @@ def _spot(rest: str, text: str) -> Failures:
     except ConfigError as error:
         raise ConfigError(f"--trace {text}: {error}") from None
     notice_s = seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0
-    return Failures(kind="spot", notice_s=notice_s, spot=found)
+    return Failures(kind="spot", gap_s=found.gap_s, notice_s=notice_s, spot=found)
 
 
 def _number(text: str, whole: str) -> float:

@@ -9,15 +9,16 @@ from types import MappingProxyType
 
 from holdfast.config.job import Job
 from holdfast.core.placement import group_into_nodes
+from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile
 from holdfast.errors import ConfigError
 from holdfast.recovery.rates import Rates
-from holdfast.settings.planning import known_ties, plans_of, profile_of
+from holdfast.settings.planning import healthy_plan, known_ties, plans_of, profile_of
 from holdfast.settings.rules import rules_of
 from holdfast.settings.ways import decided
 from holdfast.sim.engine import Prepared, Speeds
 
-__all__ = ["DEFAULTS", "Assumed", "parse_assumed", "prepared", "profile_needed", "speeds_of"]
+__all__ = ["DEFAULTS", "Assumed", "parse_assumed", "plan_of", "prepared", "profile_needed", "speeds_of"]
 
 _FOREVER = 10**9
 
@@ -122,6 +123,17 @@ def profile_needed(job: Job, layers: int | None) -> Profile:
     profile = profile_of(job, layers)
     assert profile is not None, "it names one"
     return profile
+
+
+def plan_of(job: Job, profile: Profile) -> Plan:
+    """Return the plan of a job's whole grid, on the layers of a profile.
+
+    Raises:
+        ConfigError: the grid does not fit them.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+    """
+    layers = len(profile.layers)
+    return healthy_plan(job, layers, profile, known_ties(job, layers))
 
 
 def prepared(job: Job, profile: Profile) -> Prepared:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from holdfast.errors import ConfigError
 from holdfast.sim.world import Happening, Kind, World, check
 
-__all__ = ["KNOWN", "Spot", "fitted"]
+__all__ = ["KNOWN", "Spot", "fitted", "weibull"]
 
 _LEAST_SHAPE, _MOST_SHAPE = 0.2, 20.0
 
@@ -51,7 +51,7 @@ class Spot:
         mean = self.share * machines
         pull = statistics.fmean(scaled.values()) / (4 * max(self.spread, 1e-3) ** 2 * machines)
         there, known, at, found = list(range(machines)), machines, 0.0, list[Happening]()
-        while (at := at + gaps.weibullvariate(gap_s / math.gamma(1 + 1 / self.shape), self.shape)) < lasts_s:
+        while (at := at + weibull(gaps, gap_s, self.shape)) < lasts_s:
             evenly = scaled[Kind.COMES] / (scaled[Kind.COMES] + scaled[Kind.LOST])
             goes = drawn.random() < evenly + pull * (len(there) - mean) / machines
             count = _geometric(drawn, scaled[Kind.LOST if goes else Kind.COMES])
@@ -65,6 +65,11 @@ class Spot:
                     there.append(known)
                     known += 1
         return check(World(machines=machines, happenings=tuple(found), lasts_s=lasts_s))
+
+
+def weibull(drawn: random.Random, mean: float, shape: float) -> float:
+    """Draw by Weibull's distribution of this mean; a shape of 1 is the exponential one, less than 1 are bursts."""
+    return drawn.weibullvariate(mean / math.gamma(1 + 1 / shape), shape)
 
 
 def _geometric(drawn: random.Random, mean: float) -> int:

@@ -44,8 +44,10 @@ def test_each_machine_goes_as_often_as_those_did(machines):
     assert per_machine(machines) == pytest.approx(per_machine(spot.most), rel=0.25)
 
 
-def test_machines_that_give_notice_leave(tmp_path):
-    world = parse_failures("spot:ec2-p3,notice=2m").draw(24, DAY, "0")
+def test_machines_that_give_notice_leave():
+    failures = parse_failures("spot:ec2-p3,notice=2m")
+    assert failures.gap_s == KNOWN["ec2-p3"].gap_s, "by which `advise` knows for how long to simulate"
+    world = failures.draw(24, DAY, "0")
     assert {each.kind for each in world.happenings} == {Kind.LEAVES, Kind.COMES}
     assert {each.grace_s for each in world.happenings if each.kind is Kind.LEAVES} == {120.0}
 

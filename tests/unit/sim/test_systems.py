@@ -108,6 +108,12 @@ def test_pipelines_that_miss_somebody_are_dropped(name):
     assert (outcome.loads > 0) == (name == "elastic-horovod")
 
 
+def test_a_step_that_has_been_run_for_longer_than_it_takes_from_now_on_ends_at_once():
+    """Begun by two pipelines, which take 15 s, and 13 s old as the third comes, with which it would take 10."""
+    outcome = of("torchft", lost(105.0, 1), comes(123.0, PLACES), lasts_s=131.0)
+    assert (outcome.steps, outcome.parts[Part.USEFUL]) == (11, 100.0 + 13.0 + 8.0)
+
+
 def test_a_spare_takes_a_place_and_without_one_nobody_trains():
     spared = of("spare-nodes", lost(105.0, 1), machines=PLACES + 1, lasts_s=1000.0)
     assert (spared.parts[Part.IDLE], spared.parts[Part.RESTART], spared.failures) == (0.0, 66.0, 1)

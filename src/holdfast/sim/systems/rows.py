@@ -53,10 +53,9 @@ class Facts:
         """Seconds in which all processes are started again, and read their state."""
         return self.start_s + self.load_s
 
-    def whole(self, seats: Seats) -> int:
-        """Returns how many pipelines miss nobody."""
-        hit = frozenset[int]().union(*(self.pipelines_of[place] for place in seats.vacant))
-        return self.pipelines - len(hit)
+    def hit(self, seats: Seats) -> frozenset[int]:
+        """Returns the pipelines that miss somebody."""
+        return frozenset[int]().union(*(self.pipelines_of[place] for place in seats.vacant))
 
     def equal(self, seats: Seats) -> int:
         """Returns how many pipelines as deep as the job's all machines make that have a place."""
@@ -69,7 +68,7 @@ class Facts:
 
 
 def _nothing(before: Seats, after: Seats) -> None:
-    """Whoever comes takes part from the next step on, or waits."""
+    """Whoever comes takes part from the next step on."""
 
 
 def varuna(facts: Facts) -> System:
@@ -101,8 +100,8 @@ def bamboo(facts: Facts) -> System:
     def step_s(seats: Seats) -> float | None:
         broken = facts.broken(seats)
         period = facts.of_pipelines(facts.pipelines - len(broken))
-        hit = frozenset[int]().union(*(facts.pipelines_of[place] for place in seats.vacant)) - broken
-        return None if period is None else period / _BAMBOO_RATE * (_BAMBOO_SLOWER if hit else 1.0)
+        slower = _BAMBOO_SLOWER if facts.hit(seats) - broken else 1.0
+        return None if period is None else period / _BAMBOO_RATE * slower
 
     def lost(before: Seats, after: Seats) -> Halt:
         if facts.broken(after) == facts.broken(before):
@@ -118,7 +117,7 @@ def bamboo(facts: Facts) -> System:
         assumed="a checkpoint every 50 steps that costs a copy; memory suffices; whoever comes reads its state",
         step_s=step_s,
         lost=lost,
-        come=lambda before, after: Halt(seconds=facts.load_s) if after.vacant != before.vacant else None,
+        come=lambda before, after: Halt(seconds=facts.load_s),
         every=_BAMBOO_EVERY,
         checkpoint_s=facts.pin_s,
     )
@@ -135,7 +134,7 @@ def oobleck(facts: Facts) -> System:
         assumed="the stall; `templates` here goes over while all train",
         step_s=lambda seats: facts.of_templates(seats.taken),
         lost=lambda before, after: stall,
-        come=lambda before, after: Halt(seconds=_OOBLECK_STALL_S) if after.vacant != before.vacant else None,
+        come=lambda before, after: Halt(seconds=_OOBLECK_STALL_S),
     )
 
 
@@ -143,7 +142,7 @@ def elastic_batching(facts: Facts) -> System:
     """Pipelines that miss somebody are dropped; a step has fewer samples, and counts as so much of one."""
 
     def step_s(seats: Seats) -> float | None:
-        whole = facts.whole(seats)
+        whole = facts.pipelines - len(facts.hit(seats))
         return facts.healthy_s * facts.pipelines / whole if whole else None
 
     return System(
@@ -153,7 +152,7 @@ def elastic_batching(facts: Facts) -> System:
         assumed="the step under way is run again; nothing else stands still",
         step_s=step_s,
         lost=lambda before, after: Halt(seconds=facts.detect_s),
-        come=lambda before, after: Halt(seconds=facts.load_s) if after.vacant != before.vacant else None,
+        come=lambda before, after: Halt(seconds=facts.load_s),
     )
 
 
@@ -182,7 +181,7 @@ def elastic_horovod(facts: Facts) -> System:
         assumed="a copy takes as long as pinning a checkpoint; beginning anew: state read by one, given to all",
         step_s=plain.step_s,
         lost=lambda before, after: Halt(seconds=facts.detect_s + facts.load_s, back=Back.CHECKPOINT),
-        come=lambda before, after: Halt(seconds=facts.load_s) if after.vacant != before.vacant else None,
+        come=lambda before, after: Halt(seconds=facts.load_s),
         every=_HOROVOD_EVERY,
         checkpoint_s=facts.pin_s,
     )
@@ -198,7 +197,7 @@ def spare_nodes(facts: Facts) -> System:
         assumed="a checkpoint every 50 steps that costs a copy; restart: start_s and load",
         step_s=lambda seats: None if seats.vacant else facts.healthy_s,
         lost=lambda before, after: swap,
-        come=lambda before, after: swap if after.vacant != before.vacant else None,
+        come=lambda before, after: swap,
         every=_BAMBOO_EVERY,
         checkpoint_s=facts.pin_s,
     )
