@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.elsewhere import Elsewhere
 from tests.memory_transport import MemoryHub, MemoryTransport
 from tests.waiting import LIMIT_S
 
@@ -21,6 +22,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
 from holdfast.runtime.transport.delayed import DelayedTransport
+from holdfast.runtime.transport.staged import StagedTransport
 
 WORKER = Path(__file__).with_name("transport_worker.py")
 
@@ -238,6 +240,13 @@ class DelayedCluster(MemoryCluster):
         return DelayedTransport(super()._transport(worker), link, lambda payload: 1_000)
 
 
+class StagedCluster(MemoryCluster):
+    """The same with tensors in the memory of a device."""
+
+    def _transport(self, worker):
+        return StagedTransport(super()._transport(worker), Elsewhere())
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """A folder with what both ends of a link show."""
@@ -251,6 +260,7 @@ CLUSTERS = {
     "tls": TlsCluster,
     "memory": MemoryCluster,
     "delayed": DelayedCluster,
+    "staged": StagedCluster,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,7 @@ Spares = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
@@ -404,6 +406,9 @@ class Train(_Plain, frozen=True, kw_only=True):
             of them run one item; null: as often as half a percent of the time allows; 0: at the end only. With
             ``exact`` only (docs/audit.md#in-the-loop-of-a-script).
         time_limit: seconds after which the loop of a script ends as by ``hf.stop()``; what stands behind it is run.
+        device: what layers are computed on: ``cpu``; ``cuda``, a GPU for each worker; ``cuda:N``, one GPU that all
+            share, by its number among those that are visible; ``auto``: ``cuda`` where there are as many GPUs as
+            workers, else ``cpu`` (docs/gpu.md). The loop of a script computes on CPUs.
     """
 
     steps: Positive
@@ -417,8 +422,11 @@ class Train(_Plain, frozen=True, kw_only=True):
     audit_every: Count = 0
     compare_every: Count | None = None
     time_limit: PositiveFloat | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"Expected device to be auto, cpu, cuda or cuda:N, such as cuda:0, got {self.device!r}")
         if self.audit_every and self.numerics == "fast":
             raise ValueError(
                 f"Expected numerics to be exact with audit_every {self.audit_every}, got fast, which does not promise "

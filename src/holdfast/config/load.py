@@ -367,6 +367,11 @@ def _wrong_shards(job: Job) -> str:
     gpus = job.most_shards
     if gpus == 1:
         return ""
+    if job.train.device != "cpu":
+        return (
+            "train.device: with numerics fast a stage of several GPUs is sharded over processes that compute on CPUs "
+            f"so far; expected cpu, or numerics exact, got {job.train.device}"
+        )
     wide = "with numerics fast a stage of several GPUs is sharded over them"
     if uneven := [each for row in job.shards for each in row if job.grid.microbatch_size % each]:
         return (
@@ -501,6 +506,7 @@ def _wrong_loop(job: Job) -> str:
         ("train.technique", train.technique, plain.technique),
         ("train.profile", train.profile, plain.profile),
         ("train.audit_every", train.audit_every, 0),
+        ("train.device", train.device, plain.device),
         *((("train.compare_every", train.compare_every or 0, 0),) if train.numerics == "fast" else ()),
         ("resilience.commit", job.resilience.commit, "shadow"),
         ("resilience.step_log", job.resilience.step_log, True),

@@ -27,8 +27,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from holdfast.devices.fresh import fresh
 from holdfast.errors import ConfigError, InternalError, LedgerError
-from holdfast.optim.fresh import fresh
 
 __all__ = [
     "Accumulator",
@@ -36,6 +36,7 @@ __all__ = [
     "FastAccumulator",
     "Layout",
     "Numerics",
+    "QueuedAccumulator",
     "Reduced",
     "check_dtype",
     "make_accumulator",
@@ -50,6 +51,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PARTIAL_BITS = 52  # of float64's 53: whole numbers that add up to less stay exact, with a bit to spare for rounding
 _LEFT_OUT = 0x7FC0_1EF7  # bits of a float32 that is no number and that no computation gives
 _BLOCK = 1 << 18  # elements that stay in a CPU's cache from one operation to the next
+_LARGE_BLOCK = 1 << 26  # elements that are worth a call of an accelerator, and take no more memory than need be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class Layout:
             gradients=tuple(piece.view(shape).to(device) if there else None for piece, shape, there in pieces),
             finite=bool(finite),
             squared_norm=float(norm.clone().view(torch.float64).item()),
-            records=records.view(self.num_microbatches, self.record_width),
+            records=records.view(self.num_microbatches, self.record_width).to(device),
         )
 
 
@@ -387,7 +389,7 @@ class ExactAccumulator(Accumulator):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)
         size = sum(layout.sizes)
-        self._block = max(1, min(size, _BLOCK) if device.type == "cpu" else size)
+        self._block = max(1, min(size, _block_of(device)))
         self._pieces = _pieces(layout.sizes, self._block)
         self._limit = 2.0 ** (_RANGE_BITS - _SCALE_BITS) / (layout.num_microbatches * len(layout.layers))
 
@@ -467,6 +469,41 @@ class ExactAccumulator(Accumulator):
         return rows.to(torch.int32).view(torch.float32)
 
 
+class QueuedAccumulator(ExactAccumulator):
+    """The same sums on a device whose operations are queued: integers from the first on, and it is asked nothing.
+
+    Whether a contribution was finite and in range is found, and counted, on the device. It is in the sums all the same,
+    which mean nothing then.
+    """
+
+    def reset(self) -> None:
+        """Forget everything added; a message that was given away stays as it is."""
+        super().reset()
+        self._whole = True
+        self._outside: Tensor | None = None  # how many blocks of contributions were
+
+    def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
+        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        scratch, wide = self._scratch(torch.float32), self._scratch(torch.int64)
+        for number, pieces in enumerate(self._pieces):
+            scaled = self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
+            self._look_at(scaled)
+            self._blocks[number].add_(wide[: scaled.numel()].copy_(scaled))
+
+    def _look_at(self, scaled: Tensor) -> None:
+        low, high = torch.aminmax(scaled)  # NaN if there is one
+        limit = self._limit * 2.0**_SCALE_BITS
+        outside = ((low > -limit) & (high < limit)).logical_not().to(torch.int64)
+        self._outside = outside if self._outside is None else self._outside + outside
+
+    def message(self, dissent: int = 0) -> Tensor:
+        """See `Accumulator.message`."""
+        message = super().message(dissent)
+        if self._outside is not None:
+            message[sum(self.layout.sizes) + len(self.layout.shapes)] += self._outside
+        return message
+
+
 class FastAccumulator(Accumulator):
     """Plain float32 sums: they depend on which worker computed which micro-batch, and in which order."""
 
@@ -510,10 +547,12 @@ def make_accumulator(numerics: Numerics, layout: Layout, device: torch.device | 
     Raises:
         ConfigError: the numerics are unknown.
     """
-    kinds: dict[str, type[Accumulator]] = {"exact": ExactAccumulator, "fast": FastAccumulator}
+    device = device or torch.device("cpu")
+    exact = ExactAccumulator if device.type == "cpu" else QueuedAccumulator
+    kinds: dict[str, type[Accumulator]] = {"exact": exact, "fast": FastAccumulator}
     if numerics not in kinds:
         raise ConfigError(f"numerics {numerics!r} is unknown, expected exact or fast")
-    return kinds[numerics](layout, device or torch.device("cpu"))
+    return kinds[numerics](layout, device)
 
 
 def _largest(values: Tensor) -> float:
@@ -529,5 +568,10 @@ def _all_finite(values: Tensor) -> bool:
 
 
 def _squared_norm(values: Tensor) -> float:
-    wide = (block.to(torch.float64) for block in torch.split(values, _BLOCK))
-    return math.fsum(float(torch.dot(block, block).item()) for block in wide)
+    wide = (block.to(torch.float64) for block in torch.split(values, _block_of(values.device)))
+    return math.fsum(each.item() for each in [torch.dot(block, block) for block in wide])
+
+
+def _block_of(device: torch.device) -> int:
+    """How many elements are worked on at a time."""
+    return _BLOCK if device.type == "cpu" else _LARGE_BLOCK

@@ -16,7 +16,8 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
-from holdfast.errors import ConfigError
+from holdfast.devices.device import Device
+from holdfast.devices.named import opened
 from holdfast.profiling.layers import measure_layers
 from holdfast.profiling.link import answer_messages, measure_link
 from holdfast.profiling.processes import PROGRESS, Measured
@@ -34,7 +35,7 @@ def run_layers(job: Job, iterations: int, device: str, answer: Connection) -> No
     torch.set_num_threads(1)
 
     def measure() -> str:
-        chosen = _device(device)
+        chosen = opened(device, exact=job.train.numerics == "exact", key="--device")
         machine = _machine(chosen)
         layers = measure_layers(
             job,
@@ -88,16 +89,9 @@ def run_echo(job: Job, rounds: int, pipe: Connection, answer: Connection) -> Non
     answering(answer, echo)
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no GPU that it can use; expected cpu")
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
-
-
-def _machine(device: torch.device) -> dict[str, str | int | float]:
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+def _machine(device: Device) -> dict[str, str | int | float]:
     return {
-        "device": gpu or "cpu",
+        "device": device.identity,
         "processor": _processor(),
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),

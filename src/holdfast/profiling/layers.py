@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import cache, partial, reduce
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from holdfast.config.job import Job
 from holdfast.core.profile import LayerProfile
 from holdfast.core.schedule import OpKind
+from holdfast.devices.device import Device
 from holdfast.errors import ConfigError
 from holdfast.profiling.activation_memory import ActivationMemory
 from holdfast.profiling.samples import spread
@@ -51,7 +51,7 @@ S = TypeVar("S", bound=Stage)
 
 
 def measure_layers(
-    job: Job, *, iterations: int, device: torch.device, on_iteration: Callable[[int], None]
+    job: Job, *, iterations: int, device: Device, on_iteration: Callable[[int], None]
 ) -> tuple[LayerProfile, ...]:
     """Returns what each layer costs.
 
@@ -88,10 +88,10 @@ class JobLayers:
         kept: a micro-batch that is used for all, if it is not None.
     """
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: Job, device: Device) -> None:
         self._job, self._device = job, device
         self.model = build_model(job)
-        self.boundaries = probe(job).boundaries
+        self.boundaries = probe(job, device).boundaries
         self.kept: tuple[Tensor, Tensor] | None = None
         self._job_load = microbatch_loader(job, cache(lambda: build_dataset(job)))
 
@@ -134,12 +134,12 @@ class LayerBench:
         timer: what was timed so far; names are (layer, name of the time).
     """
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: Job, device: Device) -> None:
         self._layers = layers = JobLayers(job, device)
         self._names = tuple(f"{index}.{type(layer).__name__}" for index, layer in enumerate(layers.model.layers))
         self._stages = tuple(layers.stage(index, Stage) for index in range(len(layers.model.layers)))
         self._step = 0
-        self.timer: Timer = timer_for(device)
+        self.timer: Timer = timer_for(device.torch)
 
     def iterate(self) -> None:
         """Trains one step, and times it.

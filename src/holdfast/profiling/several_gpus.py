@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from holdfast.config.job import Job
 from holdfast.core.profile import GpuProfile
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.devices.device import Host
 from holdfast.profiling.layers import WARM_UP, JobLayers
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.sharded.ranks import Ranks
@@ -29,7 +29,7 @@ from holdfast.runtime.main.companions import fork_companions
 
 __all__ = ["measure_on_gpus"]
 
-_CPU = torch.device("cpu")
+_CPU = Host()
 
 
 def measure_on_gpus(

@@ -96,6 +96,7 @@ class WorkerSpec:
         sources: digests of the files of the user's own code, as they were when the job was tried.
         first_item: what the probe had of a script's first item; empty if nobody compares it.
         emulate: sleep as long as it says instead of computing; None to compute.
+        device: what it computes on: ``cpu``, or ``cuda:N``.
         around: each is called with the worker's :class:`holdfast.runtime.driver.Driver` before that runs, and puts
             something around its ports; none but in a job that is built to be struck.
         checkpoints: url of where the job's checkpoints go.
@@ -123,6 +124,7 @@ class WorkerSpec:
     script: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     first_item: str = ""
+    device: str = "cpu"
     around: tuple[Callable[[Any], None], ...] = ()
 
 
@@ -219,8 +221,9 @@ class Probed:
         sizes: bytes of what every layer hands on and holds; None if it is emulated.
         item: what every item of the data is like; None if it is emulated.
         warnings: what a person should know, a line each.
-        job: as its script says; None if its file says all.
+        job: as its script says, or with the device that it computes on; None if its file says all.
         first_item: digest of what comes of a script's first item; empty unless a script runs.
+        gpus: the names of the GPUs that are visible, by number; empty if the job does without.
     """
 
     boundaries: tuple[TensorSpec, ...]
@@ -231,6 +234,7 @@ class Probed:
     warnings: tuple[str, ...] = ()
     job: Job | None = None
     first_item: str = ""
+    gpus: tuple[str, ...] = ()
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

@@ -79,7 +79,7 @@ class TensorLogs:
     def keep(self, keep: Keep) -> None:
         """See Logs.keep."""
         key = _key_of((keep.payload, keep.boundary, keep.number), keep.step)
-        tensor = _tensor(keep.value)
+        tensor = _tensor(keep.value).cpu()
         known = self._expected.get(key)
         if known is not None and bytes_of(known).data != bytes_of(tensor.detach()).data:
             raise ReplicaDiverged(f"worker {self._log.worker} replays {key}, and gets other bits than were logged")

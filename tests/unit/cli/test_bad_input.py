@@ -130,6 +130,10 @@ def complaint(done):
             "holdfast: grid.stages: 2 stages for a profile of 1 layers; at most 1",
         ),
         (
+            ["train", "job.yaml", "--set", "train.device=gpu"],
+            "holdfast: job.yaml: train: expected device to be auto, cpu, cuda or cuda:N, such as cuda:0, got 'gpu'",
+        ),
+        (
             ["train", "job.yaml", "--set", "model.checkpoint_activations=3"],
             "holdfast: job.yaml: model.checkpoint_activations: expected `bool | array`, got 3",
         ),

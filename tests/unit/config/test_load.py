@@ -676,6 +676,24 @@ def test_what_logs_need_is_named(overrides, needed):
     assert logs_need(parse_job(JOB, ("checkpoint.every=2", "logging.use=on"))) == ""
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:0 ", ""])
+def test_what_is_no_device_is_refused(device):
+    found = complaint(JOB | {"train": {"steps": 3, "device": device}})
+    assert found == f"train: expected device to be auto, cpu, cuda or cuda:N, such as cuda:0, got {device!r}"
+
+
+def test_devices_that_can_be_asked_for():
+    for device in ("auto", "cpu", "cuda", "cuda:0", "cuda:12"):
+        assert parse_job(JOB | {"train": {"steps": 3, "device": device}}).train.device == device
+    assert parse_job(JOB).train.device == "cpu"
+
+
+def test_stages_that_are_sharded_compute_on_cpus():
+    sharded = JOB | {"train": {"steps": 3, "numerics": "fast", "device": "cuda"}}
+    found = complaint(sharded, "grid.gpus_per_stage=2", "grid.microbatch_size=2")
+    assert found.startswith("train.device: with numerics fast a stage of several GPUs"), found
+
+
 @pytest.mark.parametrize(
     ("train", "resilience", "told"),
     [

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.devices.device import Device
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
@@ -36,6 +37,7 @@ class Job:
     commit: CommitMethod = "shadow"
     checkpointed: frozenset[int] = frozenset()
     outputs: Sequence[TensorSpec] = ()
+    device: Device | None = None
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
     def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:
@@ -57,6 +59,7 @@ class Job:
                 commit=self.commit,
                 checkpointed=self.checkpointed,
                 outputs=self.outputs,
+                device=self.device,
             )
             for start, stop in ranges
         ]

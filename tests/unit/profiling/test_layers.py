@@ -3,16 +3,17 @@
 import os
 
 import pytest
-import torch
 
 from holdfast.config.load import parse_job
 from holdfast.core.schedule import OpKind
+from holdfast.devices.cuda import Cuda
+from holdfast.devices.device import Host
 from holdfast.errors import ConfigError
 from holdfast.profiling.layers import LayerBench, measure_layers
 from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, microbatch_loader
 from holdfast.runtime.engine.stage import Stage
 
-CPU = torch.device("cpu")
+CPU = Host()
 WIDTH, CONTEXT, BATCH, LAYERS = 16, 8, 2, 3
 GPT = {
     "model": {"kind": "gpt", "layers": LAYERS - 2, "width": WIDTH, "heads": 2, "context": CONTEXT, "dropout": 0.1},
@@ -136,8 +137,6 @@ def test_a_layer_to_checkpoint_that_is_not_there_is_named():
 
 @pytest.mark.gpu
 def test_layers_are_measured_on_a_gpu():
-    layers = measure_layers(
-        parse_job(GPT), iterations=3, device=torch.device("cuda", 0), on_iteration=lambda done: None
-    )
+    layers = measure_layers(parse_job(GPT), iterations=3, device=Cuda(), on_iteration=lambda done: None)
     assert len(layers) == LAYERS
     assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in layers)

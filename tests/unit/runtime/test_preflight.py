@@ -46,6 +46,33 @@ def probed(run):
     return Machine(probed=emulated_probe(run.job, PROFILE), profile=PROFILE)
 
 
+@pytest.mark.parametrize(("gpus", "spares", "fits"), [(4, 0, True), (5, 1, True), (3, 0, False), (4, 1, False)])
+def test_each_worker_needs_a_gpu_or_all_share_one(gpus, spares, fits):
+    sections = {"train": {"steps": 9, "device": "cuda"}, "resilience": {"spares": spares}}
+    run = request(sections=sections)
+    machine = replace(probed(run), probed=replace(probed(run).probed, gpus=("one",) * gpus))
+    errors = [str(error) for error in preflight(run, machine).errors]
+    told = (
+        f"there are {4 + spares} workers and {gpus} visible GPUs; expected as many, or cuda:0, which all of them share"
+    )
+    assert errors == ([] if fits else [f"train.device: cuda is a GPU for each worker, and {told}"])
+    shared = request(sections=sections | {"train": {"steps": 9, "device": "cuda:0"}})
+    assert preflight(shared, machine).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "told"), [("cuda", ["0", "1", "2", "3", "4"]), ("cuda:1", ["1"] * 5), ("cpu", [""] * 5)]
+)
+def test_workers_are_told_their_device_for_life(device, told):
+    sections = {"train": {"steps": 9, "device": device}, "resilience": {"spares": 1}}
+    run = request(sections=sections)
+    machine = replace(probed(run), probed=replace(probed(run).probed, gpus=("one",) * 5))
+    brief = briefing(run, machine)
+    specs = [brief.worker(worker, begins=begins) for begins in (True, False) for worker in brief.workers]
+    assert [spec.device.partition(":")[2] for spec in specs] == told * 2
+    assert {spec.device.partition(":")[0] for spec in specs} == {device.partition(":")[0]}
+
+
 def test_all_that_is_wrong_is_found_and_the_first_is_told():
     run = request("kill:2.0@1", "kill-node:9@1", "kill:0.0@1", "kill:0.1@9", accept=("train.sed",))
     found = preflight(run, Machine())
@@ -115,8 +142,8 @@ def test_faults_of_steps_that_are_over_are_refused_unless_it_is_the_same_command
     assert not going_on(request("kill:0.0@+3s", resume=replace(asked, auto=True)), FOUND).faults
 
 
-def briefing(run):
-    machine = probed(run)
+def briefing(run, machine=None):
+    machine = machine or probed(run)
     findings = preflight(run, machine)
     decision = decide(run, machine, findings)
     return Briefing(

@@ -47,6 +47,7 @@ from holdfast.data.randomness import seed_host
 from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MaskedText, Text
+from holdfast.devices.device import Device, Host
 from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 from holdfast.optim.digest import tensor_sha256
@@ -82,6 +83,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
+_HOST = Host()
 _DATA = -1
 """Loading is seeded as if it were the layer before the first."""
 
@@ -275,8 +277,12 @@ def build_scaling(job: Job) -> LossScaling | None:
     return None if options is None else LossScaling(initial=options.initial, growth_every=options.growth_every)
 
 
-def probe(job: Job) -> Probed:
+def probe(job: Job, device: Device = _HOST) -> Probed:
     """Builds everything and tries it out, all of it twice, and throws it away; returns what was found.
+
+    Args:
+        job: the job.
+        device: where its layers are tried.
 
     Raises:
         ConfigError: something in the job cannot be used, or is not the same the second time.
@@ -291,9 +297,9 @@ def probe(job: Job) -> Probed:
     dataset = build_dataset(job)
     _check_step(job, len(dataset))  # before that many are read
     item, unsteady = _try_items(job, dataset)
-    inputs, targets = microbatch_loader(job, lambda: dataset, item)(0, 0)
-    stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets))
-    trial = try_model(model, stage_of, (inputs, targets), job.train.seed)
+    inputs, targets = map(device.brought, microbatch_loader(job, lambda: dataset, item)(0, 0))
+    stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
+    trial = try_model(model, stage_of, (inputs, targets), job.train.seed, device)
     _check_sharing(job, model, trial.boundaries)
     return Probed(
         boundaries=trial.boundaries,
@@ -316,7 +322,7 @@ def _check_sharing(job: Job, model: Model, boundaries: tuple[TensorSpec, ...]) -
             part_spec(index, spec, gpus, job.grid.microbatch_size)
 
 
-def _stage_to_try(job: Job, model: Model, load: Loader, index: int) -> Stage:
+def _stage_to_try(job: Job, model: Model, load: Loader, device: Device, index: int) -> Stage:
     """One layer alone, as it were in the middle: it computes no loss, and shares no weight."""
     num_layers = len(model.layers)
     return Stage(
@@ -331,6 +337,7 @@ def _stage_to_try(job: Job, model: Model, load: Loader, index: int) -> Stage:
         seed=job.train.seed,
         num_microbatches=1,
         load=load,
+        device=device,
         checkpointed=checkpointed_layers(job, num_layers),
     )
 
@@ -550,6 +557,7 @@ def build_stage(
     data: Callable[[], Any] | None = None,
     sharded: Callable[..., Stage] | None = None,
     loading: AbstractContextManager[None] = _NOTHING,
+    device: Device = _HOST,
 ) -> StageParts:
     """Builds one worker's stage.
 
@@ -565,13 +573,14 @@ def build_stage(
         data: opens the job's data, when it is needed; None: as :func:`build_dataset` does.
         sharded: makes the stage of a worker of several GPUs; None: it has one.
         loading: entered while a micro-batch is loaded.
+        device: where to compute.
     """
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
         return _emulated(job, owned, emulate)
     model = model or build_model(job)
     options = stage_options(job, model, owned, boundaries, item, data or cache(lambda: build_dataset(job)), loading)
-    stage = Stage(**options, note=note) if sharded is None else sharded(**options, note=note)
+    stage = Stage(**options, device=device, note=note) if sharded is None else sharded(**options, note=note)
     return StageParts(
         stage=stage,
         boundaries=boundaries,

@@ -36,6 +36,7 @@ from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
+from holdfast.devices.device import Device, Host
 from holdfast.errors import ConfigError, InternalError
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.committed import Committed, CommittedLayer
@@ -160,7 +161,7 @@ class Stage(SummedStage):
         commit: how a step can be taken back; or what makes a layer that is taken back bitwise.
         scaling: how the scale of the loss changes; None to scale no loss.
         num_layers: layers of the model, where ``layers`` are those of the range only.
-        device: where to compute.
+        device: where to compute; None: on the host.
         checkpointed: layers of the model that keep only their input and are run again for their backward pass. The
             second pass is the same code under the same seed, so the gradients have the same bits.
         note: takes what a person should know of a fall-back.
@@ -188,7 +189,7 @@ class Stage(SummedStage):
         commit: CommitMethod | Callable[..., Committed] = "shadow",
         scaling: LossScaling | None = None,
         num_layers: int | None = None,
-        device: torch.device | None = None,
+        device: Device | None = None,
         checkpointed: frozenset[int] = frozenset(),
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
@@ -198,10 +199,10 @@ class Stage(SummedStage):
             raise InternalError(f"{len(own_layers)} layers were given for {len(owned)}")
         check_untied(own_layers)
         commits = commit if callable(commit) else _COMMITS[commit]
-        device = device or torch.device("cpu")
+        device = device or Host()
         super().__init__(
             {
-                index: own(index, module, commits, optimizer, device=device, ties=ties, scaling=scaling)
+                index: own(index, module, commits, optimizer, device=device.torch, ties=ties, scaling=scaling)
                 for index, module in zip(owned, own_layers, strict=True)
             },
             num_layers=len(layers) if num_layers is None else num_layers,
@@ -210,8 +211,9 @@ class Stage(SummedStage):
             num_microbatches=num_microbatches,
             lr_scale=lr_scale,
             clip_norm=clip_norm,
-            device=device,
+            device=device.torch,
         )
+        self._on = device
         self._loss, self._load, self._seed = loss, load, seed
         self._checkpointed, self._note = checkpointed, note
         self._outputs = dict(enumerate(outputs))
@@ -257,6 +259,7 @@ class Stage(SummedStage):
         current = activation if layers.start else self._samples(step, microbatch)[0]
         if current is None:
             raise InternalError(f"forward of micro-batch {microbatch} on layers {layers} got no activation")
+        current = self._on.brought(current)
         cells = []
         for index in layers.indices:
             owned = self._owned[index]
@@ -273,6 +276,7 @@ class Stage(SummedStage):
             self._run_loss(context, step, microbatch)
         if adds and self._watches(microbatch, layers):
             self._tell_forward(self._watched, context, step)
+        self._on.keep_pace()
         return _canonical(current.detach()) if layers.stop < self.num_layers else None
 
     def backward(
@@ -312,6 +316,7 @@ class Stage(SummedStage):
             raise InternalError(f"{kind} of step {step} while step {self._step} is running")
         if kind is OpKind.W:
             self._run_weights(microbatch, layers)
+            self._on.keep_pace()
             return None
         if kind not in (OpKind.B, OpKind.I):
             raise InternalError(f"{kind} is not a backward operation")
@@ -322,7 +327,7 @@ class Stage(SummedStage):
             gradient = self._loss_gradient(context, microbatch)
         if gradient is None:
             raise InternalError(f"{kind} of micro-batch {microbatch} on layers {part} got no gradient")
-        return self._run_cells(kind, microbatch, context, part, gradient, adds=adds)
+        return self._run_cells(kind, microbatch, context, part, self._on.brought(gradient), adds=adds)
 
     def _context(self, kind: OpKind, microbatch: int, layers: LayerRange | None) -> tuple[_Context, LayerRange]:
         """Returns the pass that is gone back over, and which part of it."""
@@ -366,11 +371,11 @@ class Stage(SummedStage):
         if self._loaded is None or self._loaded[:2] != (step, microbatch):
             with working(WorkPhase.LOADING, microbatch=microbatch):
                 inputs, targets = self._load(step, microbatch)
-            self._loaded = (step, microbatch, (inputs.to(self._device), targets.to(self._device)))
+            self._loaded = (step, microbatch, (self._on.brought(inputs), self._on.brought(targets)))
         return self._loaded[2]
 
     def _run_layer(self, index: int, owned: Owned, source: Tensor, seed: int) -> _Cell:
-        _seed(self._device, seed)
+        self._on.seed(seed)
         marks = [(tensor._version, tensor.data_ptr()) for tensor in self._known[index].watched.values()]
         if owned.stats.width:
             with owned.stats.apart():
@@ -386,7 +391,7 @@ class Stage(SummedStage):
         last = context.cells[-1]
         context.logits = _cut(last.output, wants_gradient=True)
         target = self._samples(step, microbatch)[1]  # before the seed: loading may draw random numbers, too
-        _seed(self._device, self._seed_of(step, microbatch, self.num_layers))
+        self._on.seed(self._seed_of(step, microbatch, self.num_layers))
         with working(WorkPhase.LOSS, microbatch=microbatch):
             context.loss = check_loss(self._loss(context.logits, target))
         value = context.loss.detach().float().reshape(1)
@@ -427,6 +432,7 @@ class Stage(SummedStage):
             gradient = torch.zeros_like(cell.input) if found is None and index > 0 else found  # type: ignore[assignment]
         if kind is OpKind.I:
             self._halves[microbatch][part.start] = _Halves(halves[::-1])
+        self._on.keep_pace()
         return _canonical(gradient) if part.start else None
 
     def _first_half(
@@ -603,9 +609,3 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
     return tuple(reversed(strides[: len(shape)]))
-
-
-def _seed(device: torch.device, value: int) -> None:
-    torch.default_generator.manual_seed(value)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(value)

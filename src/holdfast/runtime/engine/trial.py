@@ -19,6 +19,7 @@ from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.items import item_spec, spec_of, stack
 from holdfast.data.randomness import seed_host
 from holdfast.data.sampler import Dataset
+from holdfast.devices.device import Device, Host
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Model, check_loss, name_of
@@ -26,6 +27,8 @@ from holdfast.runtime.engine.stage import Stage, layer_seed
 from holdfast.runtime.tensors import same_bits
 
 __all__ = ["Trial", "try_items", "try_model"]
+
+_HOST = Host()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,13 @@ class _Ran:
         return "" if self.update == other.update else "update by the optimizer"
 
 
-def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tensor, Tensor], seed: int) -> Trial:
+def try_model(
+    model: Model,
+    stage_of: Callable[[int], Stage],
+    batch: tuple[Tensor, Tensor],
+    seed: int,
+    device: Device = _HOST,
+) -> Trial:
     """Runs every layer on a micro-batch: forward, the loss, backward and the update of each, everything twice.
 
     Args:
@@ -70,6 +79,7 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
             micro-batch is this one.
         batch: inputs and targets of a micro-batch.
         seed: of the job.
+        device: where the stages compute, and the batch is.
 
     Raises:
         ConfigError: their code raised, or broke a rule for layers or for the loss; names the layer.
@@ -81,7 +91,7 @@ def try_model(model: Model, stage_of: Callable[[int], Stage], batch: tuple[Tenso
     for index in range(len(model.layers)):
         values.append(_forward(model, stage_of(index), index, values[index]))
         _check_stats(model, stage_of(index), index, *values[-2:])
-    gradient, told = _loss_gradient(model, values[-1], batch[1], seed)
+    gradient, told = _loss_gradient(model, values[-1], batch[1], seed, device)
     sizes: list[int] = []
     for index in reversed(range(len(model.layers))):
         before = _drawn()
@@ -153,12 +163,12 @@ def _run(model: Model, stage: Stage, index: int, value: Tensor, gradient: Tensor
     return _Ran(forward=(output,), backward=backward, update=digest, state_bytes=size)
 
 
-def _loss_gradient(model: Model, output: Tensor, target: Tensor, seed: int) -> tuple[Tensor, list[str]]:
+def _loss_gradient(model: Model, output: Tensor, target: Tensor, seed: int, device: Device) -> tuple[Tensor, list[str]]:
     """Returns the gradient for the model's output, and what differed when it was computed again."""
     before, found = _drawn(), []
     for _ in range(2):
         leaf = output.clone().requires_grad_()
-        torch.default_generator.manual_seed(layer_seed(seed, 0, 0, len(model.layers)))
+        device.seed(layer_seed(seed, 0, 0, len(model.layers)))
         with theirs(f"model.loss: failed on an output of {spec_of(output)} and a target of {spec_of(target)}"):
             loss = check_loss(model.loss(leaf, target.clone()))
             (gradient,) = torch.autograd.grad(loss, [leaf])

@@ -47,9 +47,14 @@ class Briefing:
     deadline: float = math.inf
 
     @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """All that the job may ever have."""
+        return (*self.planned.plan.workers, *self.job.spares)
+
+    @property
     def nodes(self) -> tuple[tuple[WorkerId, ...], ...]:
         """Which workers fail together."""
-        return group_into_nodes((*self.planned.plan.workers, *self.job.spares), self.job.grid.workers_per_node)
+        return group_into_nodes(self.workers, self.job.grid.workers_per_node)
 
     @property
     def rules(self) -> JobRules:
@@ -122,7 +127,13 @@ class Briefing:
             script=probed.facts.script or {},
             sources=probed.facts.sources,
             first_item=probed.first_item,
+            device=self._device_of(worker),
         )
+
+    def _device_of(self, worker: WorkerId) -> str:
+        """What a worker computes on, for life; one that is started anew takes the place of the one before."""
+        device = self.job.train.device
+        return f"cuda:{self.workers.index(worker)}" if device == "cuda" else device
 
     def library(self) -> LibrarySpec | None:
         """Returns what the process is told that makes plans ahead; None if there is nothing to make."""

@@ -163,7 +163,7 @@ class Launcher:
         """Tries the job out and finds that it can begin; from now on its request says all that its script does."""
         self._teller.prepare("loading PyTorch and trying out the model")
         probed = self._probe()
-        if probed.job is not None:  # only its script knew how many steps and micro-batches it has
+        if probed.job is not None:  # only its script knew how many steps it has, and the probe which device
             self.request = replace(self.request, job=probed.job)
         self._teller.prepare("planning")
         with self._signals.interruptible():

@@ -70,6 +70,7 @@ def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
     if errors:
         return PreflightFindings(errors=errors)
     try:
+        _check_devices(request, probed)
         planned = _planned(request, probed, machine.profile)
     except HoldfastError as error:
         return PreflightFindings(errors=(error,))
@@ -109,6 +110,16 @@ def _check_networks(request: RunRequest) -> None:
     if request.job.control.tls is not None and request.isolated:
         raise ConfigError(
             "control.tls: cannot be used with partition faults, whose networks have addresses of their own"
+        )
+
+
+def _check_devices(request: RunRequest, probed: Probed) -> None:
+    job = request.job
+    workers = job.num_workers + job.resilience.spares
+    if job.train.device == "cuda" and workers > len(probed.gpus):
+        raise ConfigError(
+            f"train.device: cuda is a GPU for each worker, and there are {workers} workers and {len(probed.gpus)} "
+            "visible GPUs; expected as many, or cuda:0, which all of them share"
         )
 
 

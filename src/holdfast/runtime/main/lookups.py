@@ -6,6 +6,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
+from holdfast.devices.named import choose, opened
 from holdfast.errors import (
     ConfigError,
     WorkFailed,
@@ -33,7 +35,14 @@ def run_probe(job: Job, answer: Connection) -> None:
     Sends ``ok`` and what was found, or ``error`` and what the user should change.
     """
     torch.set_num_threads(1)
-    answering(answer, lambda: msgspec.json.encode(probe(job)).decode())
+    answering(answer, lambda: msgspec.json.encode(_probed(job)).decode())
+
+
+def _probed(job: Job) -> Probed:
+    chosen, gpus = choose(job.train.device, job.num_workers + job.resilience.spares)
+    decided = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, device=chosen))
+    probed = probe(decided, opened(chosen, exact=job.train.numerics == "exact"))
+    return replace(probed, job=None if decided == job else decided, gpus=gpus)
 
 
 def run_script_probe(job: Job, answer: Connection) -> None:

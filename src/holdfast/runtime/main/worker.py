@@ -24,6 +24,8 @@ from holdfast.control.detection import PATIENCE
 from holdfast.control.messages import Dormant, Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.tls import link_contexts
 from holdfast.core.plan import Plan
+from holdfast.devices.device import Device, Host
+from holdfast.devices.named import opened
 from holdfast.errors import (
     ConfigError,
     CoordinatorUnavailable,
@@ -50,6 +52,7 @@ from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.exchange import RelayExchange
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, Transport
+from holdfast.runtime.transport.staged import StagedTransport
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
 from holdfast.storage.tensorlog.records import LogOf
@@ -97,6 +100,7 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec, companions: Companions | None) -> None:
         self._spec = spec
+        self._device: Device = Host()
         self._companions = companions
         self._ranks: Ranks | None = None
         self._log = EventLog(spec.events, complain=self._complain)
@@ -151,6 +155,7 @@ class WorkerProcess:
     def _begin(self) -> Driver:
         """Makes all that takes part in steps; nothing of it runs yet."""
         spec = self._spec
+        self._device = self._open_device()
         parts = self._build(spec.plan)
         self._check_code()
         if parts.unused is not None:
@@ -193,7 +198,9 @@ class WorkerProcess:
     def _make_driver(self, parts: StageParts) -> Driver:
         spec, tls = self._spec, self._spec.job.control.tls
         exchange = RelayExchange(spec.worker, self._client.send)
-        links = LinkTransport(spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None)
+        links = LinkTransport(
+            spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None, memory=self._device.memory
+        )
         self._here = links.here
         protocol = WorkerProtocol(
             worker=spec.worker,
@@ -240,8 +247,15 @@ class WorkerProcess:
         node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
         return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url, compares=exact)
 
+    def _open_device(self) -> Device:
+        """What we compute on, which nobody has used in this process before."""
+        spec = self._spec
+        return opened("cpu" if spec.emulate else spec.device, exact=spec.job.train.numerics == "exact", alone=True)
+
     def _transport(self, links: LinkTransport) -> Transport:
         """If compute is emulated, messages take as long as in its profile, if they take any time."""
+        if not isinstance(self._device, Host):
+            return StagedTransport(links, self._device)
         emulated = self._spec.emulate
         if emulated is None or emulated.link.takes_no_time:
             return links
@@ -264,6 +278,7 @@ class WorkerProcess:
             data=self._data,
             sharded=None if self._ranks is None else self._make_sharded,
             loading=self._monitor.loading,
+            device=self._device,
         )
         self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts

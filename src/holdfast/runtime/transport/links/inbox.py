@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from holdfast.core.ids import WorkerId
+from holdfast.devices.fresh import Memory, host_memory
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
-from holdfast.optim.fresh import fresh
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.wire import NO_STEP, BadFrame, Chunk, Kind, Label
 
@@ -66,8 +66,12 @@ class Inbox:
     """What was sent to a worker, of the generation that it is in; any thread may use it.
 
     A message is put into memory when its first part comes, or when it is asked for, whichever is first.
+
+    Attributes:
+        memory: gives that of what comes before it is asked for.
     """
 
+    memory: Memory = host_memory
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _allowance: Allowance = field(default_factory=Allowance)
     _generation: int = 0
@@ -98,7 +102,7 @@ class Inbox:
             incoming = self._messages.get((source, label))
             if incoming is None:
                 self._allowance.park(source, label, chunk.total)
-                incoming = self._messages[source, label] = Incoming(fresh(chunk.total, torch.uint8))
+                incoming = self._messages[source, label] = Incoming(self.memory(chunk.total))
             if incoming.total is None:
                 incoming.total = chunk.total
                 if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere

@@ -17,7 +17,7 @@ import numpy
 import torch
 
 from holdfast.core.ids import WorkerId
-from holdfast.optim.fresh import fresh
+from holdfast.devices.fresh import Memory, host_memory
 from holdfast.runtime.transport.framing import KNOWN_TO_NUMPY
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.parts import goes_whole
@@ -52,6 +52,7 @@ class Summing:
         own: what we contribute; nobody changes it any more.
         inbox: where the others' contributions come.
         send: sends to another worker.
+        memory: of what others contribute, and of the sum.
     """
 
     def __init__(
@@ -61,13 +62,15 @@ class Summing:
         own: torch.Tensor,
         inbox: Inbox,
         send: Callable[[WorkerId, Label, memoryview], None],
+        memory: Memory = host_memory,
     ) -> None:
+        self._memory = memory
         self._key, self._worker, self._inbox, self._send = key, worker, inbox, send
         self._members = key.reduction.workers
         self._others = tuple(member for member in self._members if member != worker)
         self._shape = own.shape
         self._own = own.detach().contiguous().view(-1)
-        self._total = fresh(self._own.numel(), self._own.dtype)
+        self._total = memory(self._own.nbytes).view(self._own.dtype)
         self._whole = goes_whole(self._own.nbytes, len(self._members))
         # What comes is folded in under the lock where the order does not matter; else all is added, outside it, by
         # whoever brings `_missing` to 0. Others' shares of `_total` come straight into it. It is whole once `_open` is
@@ -134,7 +137,8 @@ class Summing:
         else:
             self._missing = len(self._others) + 1
             then = partial(self._came, own, total)
-            self._ask(Kind.PART, {other: fresh(own.numel(), own.dtype) for other in self._others}, then)
+            places = {other: self._memory(own.nbytes).view(own.dtype) for other in self._others}
+            self._ask(Kind.PART, places, then)
             then()
 
     def _ask_to_fold(self, other: WorkerId, base: torch.Tensor, total: torch.Tensor) -> None:

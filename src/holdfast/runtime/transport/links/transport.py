@@ -11,8 +11,8 @@ import torch
 from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.devices.fresh import Memory, host_memory
 from holdfast.errors import InternalError
-from holdfast.optim.fresh import fresh
 from holdfast.runtime.tensors import num_bytes, torch_dtype
 from holdfast.runtime.transport.framing import bytes_of
 from holdfast.runtime.transport.links.allowance import Allowance
@@ -37,6 +37,7 @@ class LinkTransport:
         worker: who we are.
         host: the address that we listen on.
         tls: see ConnectionManager.
+        memory: of the messages and sums that come.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class LinkTransport:
         *,
         host: str = "127.0.0.1",
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        memory: Memory = host_memory,
     ) -> None:
         self._worker = worker
-        self._inbox = Inbox()
+        self._memory = memory
+        self._inbox = Inbox(memory)
         self._connections = ConnectionManager(worker, self._inbox, host=host, tls=tls)
         self._generation = 0
         self._peers: frozenset[WorkerId] = frozenset()
@@ -95,7 +98,7 @@ class LinkTransport:
         """See Transport.receive."""
         self._check(key.generation, peer)
         size, label = num_bytes(spec), label_of(key)
-        incoming = self._inbox.expect(peer, label, fresh(size, torch.uint8))
+        incoming = self._inbox.expect(peer, label, self._memory(size))
         return _Receiving(self._inbox, peer, label, incoming, spec)
 
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
@@ -103,7 +106,7 @@ class LinkTransport:
         if len(key.reduction.workers) == 1 or not tensor.numel():
             return ReadySum(tensor)
         self._check(key.generation, *(peer for peer in key.reduction.workers if peer != self._worker))
-        summing = Summing(key, self._worker, tensor, self._inbox, self._connections.send)
+        summing = Summing(key, self._worker, tensor, self._inbox, self._connections.send, self._memory)
         summing.start()
         return summing
 

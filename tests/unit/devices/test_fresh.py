@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.optim.fresh import fresh
+from holdfast.devices.fresh import fresh
 from holdfast.protocol.span_recorder import resident_bytes
 
 MIB = 1 << 20

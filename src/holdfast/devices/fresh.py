@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["fresh"]
+__all__ = ["Memory", "fresh", "host_memory"]
+
+Memory: TypeAlias = Callable[[int], Tensor]
+"""Gives so many bytes of the host's memory, of any content: uint8, 1-D."""
 
 _HUGE_BYTES = 2 << 20
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -27,3 +32,8 @@ def fresh(length: int, dtype: torch.dtype, device: torch.device | None = None) -
     if _HUGE_PAGES is not None:
         mapping.madvise(_HUGE_PAGES)
     return torch.frombuffer(mapping, dtype=dtype)
+
+
+def host_memory(size: int) -> Tensor:
+    """Return so many bytes; see Memory."""
+    return fresh(size, torch.uint8)

@@ -1,0 +1,1 @@
+"""What workers compute on: the host's processor, or a GPU."""

@@ -1,0 +1,88 @@
+"""One value for what a worker computes on, so that nothing else asks which kind it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from holdfast.devices.fresh import host_memory
+
+__all__ = ["Device", "Host"]
+
+
+class Device(ABC):
+    """What a worker computes on.
+
+    Attributes:
+        torch: its name for torch.
+    """
+
+    torch: torch.device
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Has operations give the same bits every time, before the first one of the process."""
+
+    @abstractmethod
+    def seed(self, value: int) -> None:
+        """Seeds the generators that an operation may draw from: the host's, and its own."""
+
+    @abstractmethod
+    def memory(self, size: int) -> Tensor:
+        """Returns so many bytes of the host's memory, of any content, for what comes from the device or goes there."""
+
+    @abstractmethod
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor in the host's memory, once it is computed; itself where it is there."""
+
+    @abstractmethod
+    def brought(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor in the device's memory; itself where it is there. Nobody changes the one that is given."""
+
+    @abstractmethod
+    def keep_pace(self) -> None:
+        """Called behind each operation: waits until no more than a few are queued.
+
+        So whoever watches how a worker gets on sees what its device does, and not how far ahead of it the host is.
+        """
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What two must have in common to compute the same bits, in words."""
+
+
+class Host(Device):
+    """The host's processor: its memory is where messages come and go, and its operations are repeatable as they are."""
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cpu")
+
+    def settle(self) -> None:
+        """Nothing needs to be set."""
+
+    def seed(self, value: int) -> None:
+        """See Device.seed."""
+        torch.default_generator.manual_seed(value)
+
+    def memory(self, size: int) -> Tensor:
+        """See Device.memory."""
+        return host_memory(size)
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """See Device.on_host."""
+        return tensor
+
+    def brought(self, tensor: Tensor) -> Tensor:
+        """See Device.brought."""
+        return tensor
+
+    def keep_pace(self) -> None:
+        """An operation is done when it returns."""
+
+    @property
+    def identity(self) -> str:
+        """See Device.identity."""
+        return "cpu"

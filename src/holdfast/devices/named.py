@@ -1,0 +1,52 @@
+"""From what a job says of devices to the devices."""
+
+from __future__ import annotations
+
+from holdfast.devices.cuda import Cuda, visible
+from holdfast.devices.device import Device, Host
+from holdfast.errors import ConfigError
+
+__all__ = ["choose", "opened"]
+
+_CPU, _CUDA, _AUTO = "cpu", "cuda", "auto"
+
+
+def choose(wanted: str, workers: int) -> tuple[str, tuple[str, ...]]:
+    """Returns what a job computes on, ``auto`` decided, and the names of the visible GPUs if it uses any.
+
+    Asks the driver, unless it is the CPU: not in a process that others are forked from.
+
+    Args:
+        wanted: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        workers: how many are to have a GPU each.
+
+    """
+    gpus = () if wanted == _CPU else visible()
+    if wanted == _AUTO:
+        wanted = _CUDA if len(gpus) >= workers else _CPU
+    return wanted, () if wanted == _CPU else gpus
+
+
+def opened(name: str, *, exact: bool, alone: bool = False, key: str = "train.device") -> Device:
+    """Returns a device, ready for the first operation of this process.
+
+    Args:
+        name: ``cpu``, ``cuda`` or ``cuda:N``, by its number among those that the process may see.
+        exact: whether operations have to give the same bits every time.
+        alone: whether the process is to see no other GPU.
+        key: where it was asked for, for people.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    kind, _, number = name.partition(":")
+    if kind == _CPU:
+        device: Device = Host()
+    else:
+        try:
+            device = (Cuda.alone if alone else Cuda)(int(number or 0))
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
+    if exact:
+        device.settle()
+    return device
