@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["JOB", "LARGE", "PARTS", "RUNS", "TWO_BY_TWO", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
@@ -506,7 +506,7 @@ def profile() -> None:
 
 
 _TIMES = ("forward_s", "backward_input_s", "backward_weight_s", "backward_s", "optimizer_s")
-_JOB: dict[str, Any] = {
+JOB: dict[str, Any] = {
     "name": "gpu",
     "model": {"kind": "gpt", "layers": 6, "width": 256, "heads": 4, "context": 128, "dropout": 0.1},
     "data": {"kind": "text", "path": "stdlib"},
@@ -519,11 +519,11 @@ _JOB: dict[str, Any] = {
 
 def train() -> None:
     """Whether runs on one GPU that all workers share end in the same bits, with losses and without."""
-    hashes = [_ran(_JOB, overrides, faults, "train") for overrides, faults in _RUNS]
+    hashes = [_ran(JOB, overrides, faults, "train") for overrides, faults in RUNS]
     tell("train", equal=[each == hashes[0] for each in hashes])
 
 
-_RUNS: Sequence[tuple[list[str], list[str]]] = (
+RUNS: Sequence[tuple[list[str], list[str]]] = (
     ([], []),
     ([], []),
     ([], ["kill:1.1@3:backward"]),
@@ -534,7 +534,7 @@ _RUNS: Sequence[tuple[list[str], list[str]]] = (
 )
 
 
-_LARGE: dict[str, Any] = {
+LARGE: dict[str, Any] = {
     "name": "gpt-125m",
     "model": {
         "kind": "python",
@@ -548,7 +548,7 @@ _LARGE: dict[str, Any] = {
     "train": {"steps": 12, "seed": 7, "device": os.environ.get("DEVICE", "cuda:0")},
     "control": {"hang_s": 30},
 }
-_TWO_BY_TWO = ["grid.pipelines=2", "grid.stages=2", "grid.microbatches=4", "train.steps=6"]
+TWO_BY_TWO = ["grid.pipelines=2", "grid.stages=2", "grid.microbatches=4", "train.steps=6"]
 
 
 def step() -> None:
@@ -561,9 +561,9 @@ def step() -> None:
             env=_environment(),
         )
     for overrides in ([], ["train.numerics=fast"]):
-        _ran(_LARGE, overrides, [], "step")
-    healthy = _ran(_LARGE, _TWO_BY_TWO, [], "step")
-    killed = _ran(_LARGE, _TWO_BY_TWO, ["kill:1.1@3:backward"], "step")
+        _ran(LARGE, overrides, [], "step")
+    healthy = _ran(LARGE, TWO_BY_TWO, [], "step")
+    killed = _ran(LARGE, TWO_BY_TWO, ["kill:1.1@3:backward"], "step")
     tell("step", equal=healthy == killed and healthy is not None)
 
 

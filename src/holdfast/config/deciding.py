@@ -69,14 +69,16 @@ class Difference:
 def deciding(job: Job) -> dict[str, Any]:
     """Returns every key that decides bits, as ``section.key``, and its value in the form that JSON gives it back.
 
-    What a person's own function is called with is one key per argument. The number of micro-batches in a step counts
-    instead of the grid, unless numerics are fast. The number of steps counts if the learning rate falls towards it.
+    What a person's own function is called with is one key per argument. Of devices their kind counts. The number of
+    micro-batches in a step counts instead of the grid, unless numerics are fast. The number of steps counts if the
+    learning rate falls towards it.
     """
     tree = msgspec.to_builtins(job, enc_hook=repr)
     for section in tree:
         if (arguments := getattr(getattr(job, section), "arguments", None)) is not None:
             tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
     tree = spelled(tree)
+    tree["train"]["device"] = job.train.device.partition(":")[0]  # which of them computes changes nothing
     left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
     if job.optimizer.schedule == "constant":
         left_out += ("train.steps",)

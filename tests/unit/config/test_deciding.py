@@ -52,6 +52,11 @@ def test_what_decides_no_bit_may_change(override):
     assert told(job(), job(override)) == []
 
 
+def test_of_devices_their_kind_counts():
+    assert told(job("train.device=cuda"), job("train.device=cuda:3")) == []
+    assert told(job(), job("train.device=cuda:3")) == ["train.device: expected cpu, as in the checkpoint, got cuda"]
+
+
 def test_another_grid_of_the_same_batch_is_the_same():
     assert told(job(), job("grid.pipelines=3", "grid.microbatches=4")) == []
     assert told(job(), job("grid.pipelines=3")) == [f"{GLOBAL_BATCH}: expected 12, as in the checkpoint, got 18"]

@@ -1,4 +1,4 @@
-"""The profiles in the repository: they load, plans are made of them, and the script makes them again."""
+"""The profiles in the repository: they load, plans are made of them, and the script makes the estimated ones again."""
 
 import runpy
 from pathlib import Path
@@ -21,7 +21,7 @@ PEAK_FLOPS, BF16_BYTES, CONTEXT = 312e12, 2, 2048
 
 
 def test_every_file_is_of_a_model_of_the_paper():
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(PAPER)
+    assert {path.stem for path in FOLDER.glob("*.json")} == {*PAPER, *(f"{name}-h200" for name in PAPER)}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -34,6 +34,20 @@ def test_it_is_labelled_estimated_and_has_the_models_size(name):
     assert profile.machine["microbatch"] == microbatch
     untied = sum(layer.parameter_bytes for layer in profile.layers[:-1]) / BF16_BYTES
     assert untied == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_what_was_measured_says_where_and_is_of_the_same_model(name):
+    measured, estimated = (load_profile(FOLDER / f"{name}{which}.json") for which in ("-h200", ""))
+    assert not measured.estimated
+    assert measured.iterations >= 10
+    assert "H200" in measured.machine["device"]
+    assert [layer.name for layer in measured.layers] == [layer.name for layer in estimated.layers]
+    for one, other in zip(measured.layers, estimated.layers, strict=True):
+        assert one.parameter_bytes == pytest.approx(2 * other.parameter_bytes, rel=0.01), "float32, and not bf16"
+    assert measured.layers[1].boundary_bytes == estimated.layers[1].boundary_bytes
+    plan = regular_plan(2, split_evenly(len(measured.layers), PAPER[name][3]), 8)
+    assert evaluate(plan, costs_from_profile(measured)).makespan > 0
 
 
 @pytest.mark.parametrize("name", PAPER)
