@@ -38,7 +38,7 @@ PARTS = {
     "fold": 60,
     "sums": 90,
     "kill": 120,
-    "step": 150,
+    "step": 240,
     "profile": 150,
     "train": 100,
 }

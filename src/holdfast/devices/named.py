@@ -19,7 +19,6 @@ def choose(wanted: str, workers: int) -> tuple[str, tuple[str, ...]]:
     Args:
         wanted: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         workers: how many are to have a GPU each.
-
     """
     gpus = () if wanted == _CPU else visible()
     if wanted == _AUTO:
