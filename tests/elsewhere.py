@@ -1,20 +1,16 @@
 """A device whose memory is apart from the host's, without one: what is brought there and back is copied and counted."""
 
-import torch
-
 from holdfast.devices.device import Host
 
 
 class Elsewhere(Host):
-    """The host's processor. A tensor that was brought is another one, whose name on the device is kept."""
+    """The host's processor, whose results are copied to whoever sends them, as is all that is brought to it."""
+
+    apart = True
 
     def __init__(self):
         super().__init__()
-        self.here, self.there, self.asked_for = 0, 0, 0
-
-    def memory(self, size):
-        self.asked_for += size
-        return torch.full((size,), 255, dtype=torch.uint8)
+        self.here, self.there = 0, 0
 
     def on_host(self, tensor):
         self.here += 1

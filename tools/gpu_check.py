@@ -275,14 +275,7 @@ def _bits_of(name: str, make: Callable[[], tuple[Any, Any]], setting: str, devic
         odd += same(run())
     found["after_odd_allocations"] = odd
 
-    def both() -> None:
-        device.seed(5)
-        source = given.clone()
-        if source.is_floating_point():
-            source.requires_grad_()
-        fused_gradient(module(source), source, parameters, gradient)
-
-    tell("bits", layer=name, setting=setting, digest=digest, ms=timed(both), **found)
+    tell("bits", layer=name, setting=setting, digest=digest, ms=timed(run), **found)
 
 
 def fold() -> None:
@@ -488,14 +481,16 @@ def kill() -> None:
 
 def profile() -> None:
     """What the layers of the GPT-3 models cost; written to $OUT, whole, where that is set."""
-    from profiles import measure
+    from profiles import estimate, measure
 
-    for name in measure.NAMES:
-        began = time.monotonic()
-        found = measure.measured(name, iterations=10)
+    from holdfast.config.profiles import save_profile
+
+    for shape in estimate.SHAPES:
+        name, began = shape.name, time.monotonic()
+        found = measure.measured(shape, iterations=10)
         folder = os.environ.get("OUT")
         if folder:
-            measure.save(found, Path(folder) / f"{name}.json")
+            save_profile(found, Path(folder) / f"{name}.json")
         rows = {each.name: each for each in (found.layers[0], found.layers[1], found.layers[-1])}
         for layer, row in rows.items():
             numbers = {key: round(1e3 * getattr(row, key), 4) for key in _TIMES}

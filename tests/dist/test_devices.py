@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
 
 GPU = ("train.device=cuda:0", "control.hang_s=15")
@@ -12,6 +13,12 @@ GPU = ("train.device=cuda:0", "control.hang_s=15")
 def test_auto_without_enough_gpus_is_the_cpu(runs):
     summary = runs.train("convnet", overrides=("train.device=auto",))
     assert summary.weights_sha256 == runs.healthy("convnet").weights_sha256
+
+
+def test_what_is_emulated_needs_no_gpu(runs):
+    profile = uniform_profile(8, forward_s=0.001)
+    summary = runs.train("gpt", overrides=("train.device=cuda",), emulate=profile)
+    assert summary.steps == runs.job("gpt").train.steps
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")

@@ -698,6 +698,15 @@ class Job(_Plain, frozen=True, kw_only=True):
         """How many workers the whole grid has."""
         return sum(self.sizes)
 
+    @property
+    def most_workers(self) -> int:
+        """How many workers there are at most, spares included."""
+        return self.num_workers + self.resilience.spares
+
+    def on(self, device: str) -> Job:
+        """Returns the job with what its layers are computed on."""
+        return msgspec.structs.replace(self, train=msgspec.structs.replace(self.train, device=device))
+
     def has(self, worker: WorkerId) -> bool:
         """Whether the whole grid has this worker."""
         return worker.pipeline < len(self.sizes) and worker.stage < self.sizes[worker.pipeline]

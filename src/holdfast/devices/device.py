@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdfast.devices.fresh import host_memory
 
-__all__ = ["Device", "Host"]
+__all__ = ["HOST", "Device", "Host"]
 
 
 class Device(ABC):
@@ -17,9 +17,11 @@ class Device(ABC):
 
     Attributes:
         torch: its name for torch.
+        apart: whether it has a memory of its own: what is sent or summed with others is copied out of it.
     """
 
     torch: torch.device
+    apart: bool = True
 
     @abstractmethod
     def settle(self) -> None:
@@ -57,6 +59,8 @@ class Device(ABC):
 class Host(Device):
     """The host's processor: its memory is where messages come and go, and its operations are repeatable as they are."""
 
+    apart = False
+
     def __init__(self) -> None:
         self.torch = torch.device("cpu")
 
@@ -86,3 +90,7 @@ class Host(Device):
     def identity(self) -> str:
         """See Device.identity."""
         return "cpu"
+
+
+HOST = Host()
+"""There is one, and nothing of it changes."""

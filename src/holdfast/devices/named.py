@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.devices.cuda import Cuda, visible
-from holdfast.devices.device import Device, Host
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 
 __all__ = ["choose", "opened"]
@@ -40,12 +40,11 @@ def opened(name: str, *, exact: bool, alone: bool = False, key: str = "train.dev
     """
     kind, _, number = name.partition(":")
     if kind == _CPU:
-        device: Device = Host()
-    else:
-        try:
-            device = (Cuda.alone if alone else Cuda)(int(number or 0))
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+        return HOST
+    try:
+        device = (Cuda.alone if alone else Cuda)(int(number or 0))
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
     if exact:
         device.settle()
     return device

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -415,10 +415,8 @@ class ExactAccumulator(Accumulator):
             return
         if self._bound + largest >= 2.0 ** (_PARTIAL_BITS - _SCALE_BITS):
             self._settle()
-        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
-        scratch, scratch_wide = self._scratch(torch.float32), self._scratch(torch.float64)
-        for number, pieces in enumerate(self._pieces):
-            scaled = self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
+        scratch_wide = self._scratch(torch.float64)
+        for number, scaled in self._in_blocks(gradients):
             wide = scratch_wide[: scaled.numel()]
             if self._whole:
                 self._blocks[number].add_(wide.view(torch.int64).copy_(scaled))
@@ -427,6 +425,13 @@ class ExactAccumulator(Accumulator):
             else:
                 self._partial[number].copy_(scaled)
         self._bound += largest
+
+    def _in_blocks(self, gradients: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
+        """Yields each block of a contribution as whole numbers, with its number, in scratch space that all share."""
+        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        scratch = self._scratch(torch.float32)
+        for number, pieces in enumerate(self._pieces):
+            yield number, self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
 
     def _scratch(self, dtype: torch.dtype) -> Tensor:
         return torch.empty(self._block, dtype=dtype, device=self._device)
@@ -483,10 +488,8 @@ class QueuedAccumulator(ExactAccumulator):
         self._outside: Tensor | None = None  # how many blocks of contributions were
 
     def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
-        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
-        scratch, wide = self._scratch(torch.float32), self._scratch(torch.int64)
-        for number, pieces in enumerate(self._pieces):
-            scaled = self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
+        wide = self._scratch(torch.int64)
+        for number, scaled in self._in_blocks(gradients):
             self._look_at(scaled)
             self._blocks[number].add_(wide[: scaled.numel()].copy_(scaled))
 
@@ -569,7 +572,8 @@ def _all_finite(values: Tensor) -> bool:
 
 def _squared_norm(values: Tensor) -> float:
     wide = (block.to(torch.float64) for block in torch.split(values, _block_of(values.device)))
-    return math.fsum(each.item() for each in [torch.dot(block, block) for block in wide])
+    squares = [torch.dot(block, block) for block in wide]  # all are queued before the first is waited for
+    return math.fsum(each.item() for each in squares)
 
 
 def _block_of(device: torch.device) -> int:

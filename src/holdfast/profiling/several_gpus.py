@@ -20,7 +20,7 @@ from holdfast.config.job import Job
 from holdfast.core.profile import GpuProfile
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.devices.device import Host
+from holdfast.devices.device import HOST
 from holdfast.profiling.layers import WARM_UP, JobLayers
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.sharded.ranks import Ranks
@@ -28,8 +28,6 @@ from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
 from holdfast.runtime.main.companions import fork_companions
 
 __all__ = ["measure_on_gpus"]
-
-_CPU = Host()
 
 
 def measure_on_gpus(
@@ -49,7 +47,7 @@ def measure_on_gpus(
     """
     companions = fork_companions(gpus, partial(_accompany, job))
     companions.watch(on_lost, on_lost)
-    layers = JobLayers(job, _CPU)
+    layers = JobLayers(job, HOST)
     for index, (module, spec) in enumerate(zip(layers.model.layers, layers.boundaries, strict=True)):
         check_layer(index, module)
         part_spec(index, spec, gpus, job.grid.microbatch_size)
@@ -76,7 +74,7 @@ def measure_on_gpus(
 
 def _accompany(job: Job, ranks: Ranks) -> None:
     """Runs a companion; ends with the process, or with an exception."""
-    layers = JobLayers(job, _CPU)
+    layers = JobLayers(job, HOST)
 
     def make(number: int, owned: tuple[int, ...]) -> ShardedStage:
         return layers.stage(owned[0], partial(_make, job, ranks, number))

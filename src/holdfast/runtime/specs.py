@@ -249,7 +249,9 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
             "expected exact, or one GPU for each stage"
         )
     check_cuts(job.grid, len(profile.layers), what="profile")
-    return Probed(boundaries=(), facts=facts_of(job, layers=len(profile.layers), model="emulated", data="emulated"))
+    job = job.on("cpu")  # nothing is computed
+    facts = facts_of(job, layers=len(profile.layers), model="emulated", data="emulated")
+    return Probed(boundaries=(), facts=facts, job=job)
 
 
 def facts_of(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.devices.device import Device
+from holdfast.devices.device import HOST, Device
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
@@ -37,7 +37,7 @@ class Job:
     commit: CommitMethod = "shadow"
     checkpointed: frozenset[int] = frozenset()
     outputs: Sequence[TensorSpec] = ()
-    device: Device | None = None
+    device: Device = HOST
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
     def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:

@@ -47,7 +47,7 @@ from holdfast.data.randomness import seed_host
 from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MaskedText, Text
-from holdfast.devices.device import Device, Host
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 from holdfast.optim.digest import tensor_sha256
@@ -83,7 +83,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
-_HOST = Host()
 _DATA = -1
 """Loading is seeded as if it were the layer before the first."""
 
@@ -277,7 +276,7 @@ def build_scaling(job: Job) -> LossScaling | None:
     return None if options is None else LossScaling(initial=options.initial, growth_every=options.growth_every)
 
 
-def probe(job: Job, device: Device = _HOST) -> Probed:
+def probe(job: Job, device: Device = HOST) -> Probed:
     """Builds everything and tries it out, all of it twice, and throws it away; returns what was found.
 
     Args:
@@ -557,7 +556,7 @@ def build_stage(
     data: Callable[[], Any] | None = None,
     sharded: Callable[..., Stage] | None = None,
     loading: AbstractContextManager[None] = _NOTHING,
-    device: Device = _HOST,
+    device: Device = HOST,
 ) -> StageParts:
     """Builds one worker's stage.
 

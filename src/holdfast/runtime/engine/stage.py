@@ -36,7 +36,7 @@ from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
-from holdfast.devices.device import Device, Host
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError, InternalError
 from holdfast.optim.accumulate import Numerics
 from holdfast.optim.committed import Committed, CommittedLayer
@@ -161,7 +161,7 @@ class Stage(SummedStage):
         commit: how a step can be taken back; or what makes a layer that is taken back bitwise.
         scaling: how the scale of the loss changes; None to scale no loss.
         num_layers: layers of the model, where ``layers`` are those of the range only.
-        device: where to compute; None: on the host.
+        device: where to compute.
         checkpointed: layers of the model that keep only their input and are run again for their backward pass. The
             second pass is the same code under the same seed, so the gradients have the same bits.
         note: takes what a person should know of a fall-back.
@@ -189,7 +189,7 @@ class Stage(SummedStage):
         commit: CommitMethod | Callable[..., Committed] = "shadow",
         scaling: LossScaling | None = None,
         num_layers: int | None = None,
-        device: Device | None = None,
+        device: Device = HOST,
         checkpointed: frozenset[int] = frozenset(),
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
@@ -199,7 +199,6 @@ class Stage(SummedStage):
             raise InternalError(f"{len(own_layers)} layers were given for {len(owned)}")
         check_untied(own_layers)
         commits = commit if callable(commit) else _COMMITS[commit]
-        device = device or Host()
         super().__init__(
             {
                 index: own(index, module, commits, optimizer, device=device.torch, ties=ties, scaling=scaling)

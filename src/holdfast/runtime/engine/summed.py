@@ -134,12 +134,12 @@ class SummedStage(SteppedStage[Reduced, float]):
         return self._sums[reduction].message_bytes
 
     def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
-        """Take the sum of all owners' messages.
+        """Take the sum of all owners' messages, which may be in the host's memory.
 
         Raises:
             LedgerError: a micro-batch was not counted exactly once; nothing was accepted.
         """
-        self._reduced[reduction] = self._sums[reduction].decode(reduced)
+        self._reduced[reduction] = self._sums[reduction].decode(reduced.to(self._device, non_blocking=True))
         self._sums[reduction].reset()
 
     def sum_message(self, reduction: ReducedLayers) -> Tensor:

@@ -19,7 +19,7 @@ from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.items import item_spec, spec_of, stack
 from holdfast.data.randomness import seed_host
 from holdfast.data.sampler import Dataset
-from holdfast.devices.device import Device, Host
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Model, check_loss, name_of
@@ -27,8 +27,6 @@ from holdfast.runtime.engine.stage import Stage, layer_seed
 from holdfast.runtime.tensors import same_bits
 
 __all__ = ["Trial", "try_items", "try_model"]
-
-_HOST = Host()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ def try_model(
     stage_of: Callable[[int], Stage],
     batch: tuple[Tensor, Tensor],
     seed: int,
-    device: Device = _HOST,
+    device: Device = HOST,
 ) -> Trial:
     """Runs every layer on a micro-batch: forward, the loss, backward and the update of each, everything twice.
 

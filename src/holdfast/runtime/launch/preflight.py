@@ -114,8 +114,7 @@ def _check_networks(request: RunRequest) -> None:
 
 
 def _check_devices(request: RunRequest, probed: Probed) -> None:
-    job = request.job
-    workers = job.num_workers + job.resilience.spares
+    job, workers = request.job, request.job.most_workers
     if job.train.device == "cuda" and workers > len(probed.gpus):
         raise ConfigError(
             f"train.device: cuda is a GPU for each worker, and there are {workers} workers and {len(probed.gpus)} "

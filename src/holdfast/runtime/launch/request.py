@@ -42,8 +42,7 @@ class RunRequest:
     @property
     def num_nodes(self) -> int:
         """Those of the grid, which spares fill up, and as many as the other spares need."""
-        workers = self.job.num_workers + self.job.resilience.spares
-        return -(-workers // self.job.grid.workers_per_node)
+        return -(-self.job.most_workers // self.job.grid.workers_per_node)
 
     @property
     def isolated(self) -> bool:

@@ -39,8 +39,8 @@ def run_probe(job: Job, answer: Connection) -> None:
 
 
 def _probed(job: Job) -> Probed:
-    chosen, gpus = choose(job.train.device, job.num_workers + job.resilience.spares)
-    decided = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, device=chosen))
+    chosen, gpus = choose(job.train.device, job.most_workers)
+    decided = job.on(chosen)
     probed = probe(decided, opened(chosen, exact=job.train.numerics == "exact"))
     return replace(probed, job=None if decided == job else decided, gpus=gpus)
 

@@ -24,7 +24,7 @@ from holdfast.control.detection import PATIENCE
 from holdfast.control.messages import Dormant, Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.tls import link_contexts
 from holdfast.core.plan import Plan
-from holdfast.devices.device import Device, Host
+from holdfast.devices.device import HOST, Device
 from holdfast.devices.named import opened
 from holdfast.errors import (
     ConfigError,
@@ -100,7 +100,7 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec, companions: Companions | None) -> None:
         self._spec = spec
-        self._device: Device = Host()
+        self._device: Device = HOST
         self._companions = companions
         self._ranks: Ranks | None = None
         self._log = EventLog(spec.events, complain=self._complain)
@@ -155,7 +155,7 @@ class WorkerProcess:
     def _begin(self) -> Driver:
         """Makes all that takes part in steps; nothing of it runs yet."""
         spec = self._spec
-        self._device = self._open_device()
+        self._device = opened(spec.device, exact=spec.job.train.numerics == "exact", alone=True)
         parts = self._build(spec.plan)
         self._check_code()
         if parts.unused is not None:
@@ -247,14 +247,9 @@ class WorkerProcess:
         node = Logging(nodes=spec.nodes).node_of.get(spec.worker, f"of-{spec.worker}")
         return TensorLogs(spec.job.logging, directory, node, log, self._note, spec.logs_url, compares=exact)
 
-    def _open_device(self) -> Device:
-        """What we compute on, which nobody has used in this process before."""
-        spec = self._spec
-        return opened("cpu" if spec.emulate else spec.device, exact=spec.job.train.numerics == "exact", alone=True)
-
     def _transport(self, links: LinkTransport) -> Transport:
-        """If compute is emulated, messages take as long as in its profile, if they take any time."""
-        if not isinstance(self._device, Host):
+        """Links, or what is put around them: for a device, or so that messages take as long as in a profile."""
+        if self._device.apart:
             return StagedTransport(links, self._device)
         emulated = self._spec.emulate
         if emulated is None or emulated.link.takes_no_time:

@@ -1,19 +1,16 @@
 """A transport for what is in a device's memory, over one that carries what is in the host's.
 
-What is sent waits on the host for its computation, and is copied; what has come is copied back. Sums are made on the
-host. Votes, and whatever else the host reads, stay there.
+What is sent, or summed with others, waits on the host for its computation, and is copied. What comes, and sums, are in
+the host's memory: who computes with them brings them to the device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.instructions import Payload
-from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.around import TransportAround
-from holdfast.runtime.transport.port import MessageHandle, MessageKey, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import MessageKey, SumHandle, SumKey, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -22,15 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StagedTransport"]
 
-_COMPUTED = (Payload.ACTIVATION, Payload.GRADIENT)
-
 
 class StagedTransport(TransportAround):
     """See :class:`holdfast.runtime.transport.port.Transport`.
 
     Args:
         inner: what carries everything.
-        device: where the tensors are that are sent and summed, and where those are to be that come.
+        device: where the tensors are that are sent and summed.
     """
 
     def __init__(self, inner: Transport, device: Device) -> None:
@@ -41,36 +36,7 @@ class StagedTransport(TransportAround):
         """See Transport.send."""
         super().send(key, peer, self._device.on_host(tensor))
 
-    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> MessageHandle:
-        """See Transport.receive."""
-        handle = super().receive(key, peer, spec)
-        return _Received(handle, self._device) if key.payload in _COMPUTED else handle
-
     def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
-        """See Transport.all_reduce."""
-        return _Summed(super().all_reduce(key, self._device.on_host(tensor)), self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    _handle: MessageHandle
-    _device: Device
-
-    def wait(self) -> torch.Tensor:
-        return self._device.brought(self._handle.wait())
-
-    def kept(self) -> torch.Tensor | None:
-        return self._handle.kept()
-
-
-@dataclass(frozen=True, slots=True)
-class _Summed:
-    _handle: SumHandle
-    _device: Device
-
-    @property
-    def ready(self) -> bool:
-        return self._handle.ready
-
-    def wait(self) -> torch.Tensor:
-        return self._device.brought(self._handle.wait())
+        """See Transport.all_reduce; the sum of one worker alone stays where it is."""
+        alone = len(key.reduction.workers) == 1
+        return super().all_reduce(key, tensor if alone else self._device.on_host(tensor))
