@@ -166,3 +166,16 @@ def test_processes_that_are_offered_come_as_spares_where_the_grid_can_grow():
     assert offered.state.roster.expected == {WorkerId(3, 0), WorkerId(4, 0)}
     kept = DecidedJob(BASELINE).begun().give(WorkerOffer(worker=None))
     assert (kept.told, kept.state.vacancies.offers) == ([], (None,))
+
+
+def test_who_is_started_while_the_grid_changes_keeps_its_name_for_itself():
+    """Its name was forgotten at the boundary, and given to the next one, too: one of the two never had a place."""
+    changing = advised().give(Leaving(worker=W12))
+    (news,) = Reshaper(SHAPES).news(changing.state)
+    changing.give(news, WorkerOffer(worker=None))
+    assert (None, StartWorker(worker=WorkerId(3, 0))) in changing.told
+    changing.joined(3).joined(5)
+    assert W12 not in changing.state.grid.baseline.workers
+    assert changing.state.roster.expected == {WorkerId(3, 0)}
+    changing.give(WorkerOffer(worker=None))
+    assert changing.commands(StartWorker) == {None: StartWorker(worker=WorkerId(4, 0))}

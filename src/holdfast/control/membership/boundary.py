@@ -338,7 +338,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         generation=upcoming.generation,
         generations=state.generations + 1,
         grid=grid,
-        roster=state.roster.gone_over(upcoming.entering).confined(grid.baseline.workers),
+        roster=state.roster.gone_over(upcoming.entering).confined(grid.baseline.workers, state.grid.baseline.workers),
         running=state.running.gone_over(upcoming),
         reports=state.reports.gone_over(),
         forming=replace(state.forming, resume_step=step),

@@ -84,12 +84,19 @@ class Roster:
         """Returns the roster behind a boundary at which ``entering`` enter, or have yet to catch up."""
         return replace(self, arriving=self.arriving - entering, entering=entering, synced=self.synced & entering)
 
-    def confined(self, places: Iterable[WorkerId]) -> Roster:
-        """Returns the roster once the grid has these places alone: whoever has come for another one is a spare."""
+    def confined(self, places: Iterable[WorkerId], before: Iterable[WorkerId]) -> Roster:
+        """Returns the roster once the grid has these places alone, and no longer those ``before``.
+
+        Whoever has come for another one is a spare. Who is being started for none of them is expected all the same, or
+        its name would be given to somebody else, too.
+        """
         grid = frozenset(places)
-        homeless = self.arriving - grid
+        given_up = frozenset(before) - grid
         return replace(
-            self, arriving=self.arriving & grid, expected=self.expected & grid, spares=self.spares | homeless
+            self,
+            arriving=self.arriving & grid,
+            expected=self.expected - given_up,
+            spares=self.spares | (self.arriving - grid),
         )
 
     def let_in(self, workers: Iterable[WorkerId]) -> Roster:
