@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.config.job import Cluster
 from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Link, Profile
@@ -31,7 +32,7 @@ from holdfast.runtime.train import Summary
 from holdfast.settings.planning import healthy_plan
 from holdfast.sim.calibrate import Layers, medians, shown_by
 from holdfast.sim.engine import Outcome, simulate
-from holdfast.sim.prepare import DEFAULTS, prepared, speeds_of
+from holdfast.sim.prepare import prepared, speeds_of
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.telemetry.events import FaultInjected, StepOps, read_events
 from measure import Recorder, interval, print_table, progress, verdict
@@ -183,7 +184,7 @@ def _ran(
 ) -> dict[str, Any]:
     """A run that is long enough; what it committed, when its faults were sent, and what it shows of the machine."""
     profile = _profile(grid, options)
-    job, speeds = parse_job(_job(case, grid, options, 1)), speeds_of(profile, DEFAULTS)
+    job, speeds = parse_job(_job(case, grid, options, 1)), speeds_of(profile, Cluster())
     healthy_s = step_seconds(healthy_plan(job, _LAYERS, profile), speeds.rates)
     steps = round(horizon_s / healthy_s) + 2
     tree = _job(case, grid, options, steps)
@@ -239,7 +240,7 @@ def _measured(case: Case, shown: dict[str, float], options: argparse.Namespace) 
 def _predict(told: dict[str, Any]) -> dict[str, Any]:
     """How long a simulation takes until so many steps are committed, from the end of the first one on."""
     job, profile = parse_job(told["tree"]), msgspec.convert(told["profile"], Profile)
-    assumed = replace(DEFAULTS, **told["shown"])
+    assumed = Cluster(**told["shown"])
     speeds, one = speeds_of(profile, assumed), prepared(job, profile)
     one = replace(one, rules=replace(one.rules, steps=job.train.steps))  # some decisions are about how many are left
     machines = {str(worker): index for index, worker in enumerate(one.plan.workers)}

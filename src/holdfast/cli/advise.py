@@ -12,7 +12,16 @@ import msgspec
 from holdfast.cli.advise_shown import ShownAdvice, to_json, to_text
 from holdfast.cli.arguments import above_0
 from holdfast.cli.simulate_shown import ShownRuns
-from holdfast.cli.simulating import TRACE_HELP, add_simulating, assumed_of, job_of, processes_of, progress, worlds_of
+from holdfast.cli.simulating import (
+    TRACE_HELP,
+    add_simulating,
+    cluster_of,
+    job_of,
+    key_of,
+    processes_of,
+    progress,
+    worlds_of,
+)
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.settings.planning import sums_of
@@ -63,14 +72,15 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     profile = profile_needed(job, num_layers(job))
     trace = args.trace or f"poisson:mtbf={args.mtbf}" + (f",repair={args.repair}" if args.repair else "")
-    (assumed, measured), failures = assumed_of(args), parse_failures(trace)
+    (cluster, measured), failures = cluster_of(args, job), parse_failures(trace)
     hours = max(_HOURS, _FAILURES * failures.gap_s / 3600) if not failures.is_trace else _HOURS
     worlds = worlds_of(args, failures, job, hours=hours, runs=_RUNS)
 
     def job_with(settings: Settings) -> Job:
-        return job_of(args, [f"{key}={msgspec.json.encode(value).decode()}" for key, value in settings])
+        told = (f"{key}={msgspec.json.encode(value).decode()}" for key, value in settings)
+        return job_of(args, (key_of(cluster), *told))
 
-    speeds = speeds_of(profile, assumed, sums=sums_of(job))
+    speeds = speeds_of(profile, cluster, sums=sums_of(job))
     advice = advise(
         job_with,
         profile,
@@ -81,6 +91,6 @@ def run(args: argparse.Namespace) -> int:
         said=progress(),
     )
     found = {AS_IT_IS: advice.as_it_is, **{each.name: compared for each, compared in advice.ranked}}
-    shown = ShownRuns(job=job.name, trace=trace, worlds=worlds, found=found, assumed=assumed, measured=measured)
+    shown = ShownRuns(job=job.name, trace=trace, worlds=worlds, found=found, assumed=cluster, measured=measured)
     sys.stdout.write(_FORMATS[args.format](ShownAdvice(advice=advice, path=args.job, shown=shown)))
     return 0

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.cli.simulate_shown import ShownRuns, rows_of, to_table
 from holdfast.recovery.choice import headline, size_of
 from holdfast.sim.advice import AS_IT_IS, Advice
@@ -63,7 +65,7 @@ def to_json(told: ShownAdvice) -> str:
         "recovery": {"way": advice.choice.way, "reasons": advice.choice.reasons},
         "refused": dict(advice.refused),
         "strategies": rows_of(told.shown),
-        "assumptions": dataclasses.asdict(told.shown.assumed),
+        "assumptions": msgspec.structs.asdict(told.shown.assumed),
     }
     return json.dumps(found) + "\n"
 

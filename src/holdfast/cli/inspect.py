@@ -34,6 +34,7 @@ from holdfast.telemetry.events import (
     ExceptionRaised,
     FaultInjected,
     HandingOver,
+    Held,
     Installed,
     JobEnded,
     JobStarted,
@@ -45,6 +46,7 @@ from holdfast.telemetry.events import (
     Parted,
     Pinned,
     PlanImproved,
+    Predicted,
     Preparing,
     Reattached,
     Rebuilt,
@@ -446,6 +448,18 @@ def _tell_members(event: Event) -> str | None:
         case HandingOver():
             takes = ", ".join(f"{worker} takes layers {layers} over" for worker, layers in event.takes)
             return f"{takes}: generation {event.generation}"
+        case Predicted():
+            others = "; ".join(f"{name}: {steps:.4g}" for name, steps in event.steps if name != event.chosen)
+            makes = dict(event.steps)[event.chosen]
+            return (
+                f"{event.chosen}: {makes:.4g} step(s) until the next failure, in {event.until_s:.4g} s on average; "
+                f"compared with {others or 'nothing'}"
+            )
+        case Held():
+            return (
+                f"{event.chosen}: {event.made} step(s) were made in {event.seconds:.4g} s, "
+                f"{event.expected:.4g} were expected"
+            )
         case Migrating():
             moves = ", ".join(f"{worker} takes the place of {place}" for worker, place in event.moves)
             faster = 1 - event.period / event.before

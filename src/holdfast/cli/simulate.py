@@ -10,7 +10,16 @@ from types import MappingProxyType
 
 from holdfast.cli.simulate_page import to_page
 from holdfast.cli.simulate_shown import ShownRuns, to_json, to_table
-from holdfast.cli.simulating import TRACE_HELP, add_simulating, assumed_of, job_of, processes_of, progress, worlds_of
+from holdfast.cli.simulating import (
+    TRACE_HELP,
+    add_simulating,
+    cluster_of,
+    job_of,
+    key_of,
+    processes_of,
+    progress,
+    worlds_of,
+)
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.errors import ConfigError
@@ -58,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
     """
     job = job_of(args)
     profile = profile_needed(job, num_layers(job))
-    (assumed, measured), failures = assumed_of(args), parse_failures(args.trace)
-    speeds, names = speeds_of(profile, assumed, sums=sums_of(job)), _strategies(args.strategies, job)
+    (cluster, measured), failures = cluster_of(args, job), parse_failures(args.trace)
+    speeds, names = speeds_of(profile, cluster, sums=sums_of(job)), _strategies(args.strategies, job)
 
     @cache
     def row(name: str) -> Prepared:
-        return prepared(job_of(args, (f"resilience.strategy={name}",)), profile)
+        return prepared(job_of(args, (key_of(cluster), f"resilience.strategy={name}")), profile)
 
     jobs: dict[str, Simulated] = {
         name: partial(simulate, row(name), speeds=speeds) for name in names if name not in SYSTEMS
@@ -77,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         trace=args.trace,
         worlds=worlds,
         found=found,
-        assumed=assumed,
+        assumed=cluster,
         measured=measured,
         systems=tuple(system for system, _ in systems),
     )

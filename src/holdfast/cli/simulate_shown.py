@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from holdfast.config.job import Cluster
 from holdfast.sim.compare import Compared
 from holdfast.sim.ledger import Part
-from holdfast.sim.prepare import Assumed
 from holdfast.sim.systems.system import System
 from holdfast.sim.world import World
 
@@ -36,7 +37,7 @@ class ShownRuns:
     trace: str
     worlds: Sequence[World]
     found: Mapping[str, Compared]
-    assumed: Assumed
+    assumed: Cluster
     measured: Sequence[str] = ()
     systems: Sequence[System] = ()
 
@@ -67,7 +68,7 @@ def rows_of(shown: ShownRuns) -> dict[str, dict[str, object]]:
 
 def to_json(shown: ShownRuns) -> str:
     """Returns all of it, for programs."""
-    assumed = dataclasses.asdict(shown.assumed)
+    assumed = msgspec.structs.asdict(shown.assumed)
     found = {
         "strategies": rows_of(shown),
         "seconds": shown.worlds[0].lasts_s,

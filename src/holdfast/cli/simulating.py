@@ -12,19 +12,19 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.arguments import above_0, add_overrides, whole_number
-from holdfast.config.job import Job
+from holdfast.config.job import Cluster, Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, StorageError
 from holdfast.settings.planning import profile_of, sums_of
 from holdfast.sim.calibrate import Layers, Shown, medians, shown_by
 from holdfast.sim.failures import FORMS, Failures
-from holdfast.sim.prepare import DEFAULTS, Assumed, parse_assumed, plan_of
+from holdfast.sim.prepare import parse_cluster, plan_of
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import World
 from holdfast.telemetry.events import read_events
 
-__all__ = ["TRACE_HELP", "add_simulating", "assumed_of", "job_of", "processes_of", "progress", "worlds_of"]
+__all__ = ["TRACE_HELP", "add_simulating", "cluster_of", "job_of", "key_of", "processes_of", "progress", "worlds_of"]
 
 _HOUR_S = 3600.0
 TRACE_HELP = (
@@ -40,7 +40,10 @@ def add_simulating(parser: argparse.ArgumentParser, *, hours: str, runs: str) ->
     parser.add_argument("--runs", type=whole_number(1), metavar="R", help=f"how often; default: {runs}")
     parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of all that is drawn (default 0)")
     parser.add_argument(
-        "--speeds", default="", metavar="NAME=NUMBER,...", help=f"what no profile tells, in s and bytes/s: {DEFAULTS}"
+        "--speeds",
+        default="",
+        metavar="NAME=NUMBER,...",
+        help=f"what no profile tells, in s and bytes/s, if not as the job says; by default {Cluster()}",
     )
     parser.add_argument(
         "--speeds-of",
@@ -68,8 +71,8 @@ def job_of(args: argparse.Namespace, more: Sequence[str] = ()) -> Job:
     return load_job(args.job, overrides)
 
 
-def assumed_of(args: argparse.Namespace) -> tuple[Assumed, tuple[str, ...]]:
-    """Returns how fast the cluster is by the flags, and what of that the runs show that they name.
+def cluster_of(args: argparse.Namespace, job: Job) -> tuple[Cluster, tuple[str, ...]]:
+    """Returns how fast the cluster is by the job and the flags, and what of that the runs show that they name.
 
     Raises:
         ConfigError: a flag cannot be used, or no run can be read where one is said to be.
@@ -78,8 +81,13 @@ def assumed_of(args: argparse.Namespace) -> tuple[Assumed, tuple[str, ...]]:
         measured = medians(map(_shown_in, map(Path, args.speeds_of)))
     except StorageError as error:
         raise ConfigError(f"--speeds-of: {error}") from None
-    assumed = parse_assumed(args.speeds, measured)
-    return assumed, tuple(name for name, value in measured.items() if getattr(assumed, name) == value)
+    cluster = parse_cluster(args.speeds, job.cluster, measured)
+    return cluster, tuple(name for name, value in measured.items() if getattr(cluster, name) == value)
+
+
+def key_of(cluster: Cluster) -> str:
+    """Returns what makes it that of a job."""
+    return f"cluster={msgspec.json.encode(cluster).decode()}"
 
 
 def _shown_in(run_dir: Path) -> Shown:

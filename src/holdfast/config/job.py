@@ -17,6 +17,7 @@ __all__ = [
     "BertModel",
     "BreastCancerData",
     "Checkpoint",
+    "Cluster",
     "Control",
     "ConvnetModel",
     "Data",
@@ -438,10 +439,11 @@ class Resilience(_Plain, frozen=True, kw_only=True):
     """What is done when workers are lost (docs/recovery.md).
 
     Attributes:
-        strategy: ``auto`` and ``adaptive`` are the same: re-routed where others hold the same layers, else replayed
-            from logs, else from a checkpoint; which of these and why is said at start (docs/logging.md). ``templates``
-            makes other pipelines of the surviving workers, too, while all train
-            (docs/recovery.md#strategy-templates). For
+        strategy: ``adaptive``: re-routed where others hold the same layers, else replayed from logs, else from a
+            checkpoint; which of these and why is said at start (docs/logging.md). ``templates`` makes other pipelines
+            of the surviving workers, too, while all train (docs/recovery.md#strategy-templates). ``auto``: with
+            ``train.profile`` both, and of what can be done where layers have no owner what makes the most steps
+            until the next failure; without it as ``adaptive`` (docs/recovery.md#strategy-auto). For
             comparison: ``checkpoint-restart``, ``checkfreq``, ``snapshots`` (docs/baselines.md). With other weights
             than without the failure, where pipelines have one stage: ``lossy-forward`` leaves what the lost workers had
             of a step out of its means, ``skip`` ends the step as it is, ``rollback`` does that and runs its
@@ -460,10 +462,11 @@ class Resilience(_Plain, frozen=True, kw_only=True):
         step_log_bytes: how much of that a worker keeps at most, the rest is computed again; 0: as much as a step needs.
         spares: processes beside those of the grid, on nodes behind its own: they wait, and take the places of lost
             workers (docs/recovery.md#spares).
-        smallest_pipeline: for ``templates``: the fewest workers of a pipeline, whose memory must suffice; 0: by
-            ``worker_memory``, else as many as the shortest pipeline has at first.
-        worker_memory: for ``templates``: bytes of memory of a worker, on all its GPUs together; by the profile no stage
-            takes more. 0: no limit.
+        smallest_pipeline: for ``templates`` and ``auto``: the fewest workers of a pipeline, whose memory must suffice;
+            0: by ``worker_memory``, else as many as the shortest pipeline has at first; for ``auto`` half of these,
+            where no more are left.
+        worker_memory: for ``templates`` and ``auto``: bytes of memory of a worker, on all its GPUs together; by the
+            profile no stage takes more. 0: no limit.
         degraded: for ``templates``, once fewer workers are left than ``tolerate`` + 1 of the smallest pipelines take:
             ``stop``: all is saved and the job ends with exit code 3; ``allow``: it goes on.
     """
@@ -486,7 +489,8 @@ class Checkpoint(_Plain, frozen=True, kw_only=True):
     """Checkpoints, written while training goes on (docs/checkpoints.md).
 
     Attributes:
-        every: a checkpoint after so many steps; 0: none, with ``checkfreq`` as often as its rule says.
+        every: a checkpoint after so many steps; 0: none, with ``checkfreq`` as often as its rule says; ``auto``: as
+            often as is best by what they cost and how often failures come (docs/checkpoints.md#how-often).
         keep: the newest so many are kept.
         url: a folder or ``s3://BUCKET/PREFIX``; null: ``checkpoints`` in the run directory.
         synchronous: for comparison: training stands still until a checkpoint is written.
@@ -494,7 +498,7 @@ class Checkpoint(_Plain, frozen=True, kw_only=True):
             at once.
     """
 
-    every: Count = 0
+    every: Count | Literal["auto"] = 0
     keep: Positive = 3
     url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     synchronous: bool = False
@@ -531,6 +535,39 @@ class Logging(_Plain, frozen=True, kw_only=True):
     helpers: Count = 0
     groups: tuple[tuple[Count, ...], ...] = ()
     bandwidth: PositiveFloat = 12.0e9
+
+
+class Cluster(_Plain, frozen=True, kw_only=True):
+    """How fast a cluster is, as far as no profile tells: by it ``auto`` chooses, and ``simulate`` computes.
+
+    The defaults are about what was measured with processes of one machine (docs/benchmarks.md): say your own. What a
+    run of yours shows, ``holdfast simulate --speeds-of`` tells.
+
+    Attributes:
+        detect_s: from a machine's loss until the coordinator knows.
+        control_s: of a message between the coordinator and a worker, in one direction.
+        message_s: of a message between workers that carries no tensor of a micro-batch.
+        connect_s: until the workers of a generation are connected.
+        start_s: until a new process trains.
+        copy: bytes per second at which a worker is given state by its peers.
+        load: at which it reads a checkpoint.
+        save: at which it writes one.
+        pin: at which it copies its state in its own memory, for a checkpoint.
+    """
+
+    detect_s: PositiveFloat = 0.01
+    control_s: PositiveFloat = 0.001
+    message_s: PositiveFloat = 0.0005
+    connect_s: PositiveFloat = 0.01
+    start_s: PositiveFloat = 5.0
+    copy: PositiveFloat = 350e6
+    load: PositiveFloat = 500e6
+    save: PositiveFloat = 250e6
+    pin: PositiveFloat = 4e9
+
+    def __str__(self) -> str:
+        """Each by its name."""
+        return ", ".join(f"{name} {getattr(self, name):g}" for name in self.__struct_fields__)
 
 
 class Tls(_Plain, frozen=True, kw_only=True):
@@ -610,6 +647,7 @@ class Job(_Plain, frozen=True, kw_only=True):
         resilience: what is done when workers are lost.
         checkpoint: when the state is written.
         logging: what workers log.
+        cluster: how fast it is, as far as no profile tells.
         control: limits of time, and connections.
         resume: as ``--resume``: ``auto``, or a run directory, folder or URL, with ``@STEP`` behind it if wanted
             (docs/checkpoints.md#going-on); null: it begins.
@@ -624,6 +662,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     resilience: Resilience = Resilience()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
+    cluster: Cluster = Cluster()
     control: Control = Control()
     resume: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
@@ -719,12 +758,19 @@ class Job(_Plain, frozen=True, kw_only=True):
     @property
     def checkpoint_every(self) -> int:
         """Steps between two checkpoints, at first if their number is set by what they cost; 0: there are none."""
-        return self.checkpoint.every or (FIRST_INTERVAL if self.sets_interval else 0)
+        if self.sets_interval:
+            return FIRST_INTERVAL
+        return 0 if isinstance(self.checkpoint.every, str) else self.checkpoint.every
 
     @property
     def sets_interval(self) -> bool:
-        """Whether CheckFreq's rule sets how often checkpoints are made, while the job runs."""
-        return self.strategy.sets_interval and not self.checkpoint.every
+        """Whether a rule sets how often checkpoints are made, while the job runs."""
+        return self.follows_failures or (self.strategy.sets_interval and not self.checkpoint.every)
+
+    @property
+    def follows_failures(self) -> bool:
+        """Whether that is Young's rule, which goes by how often failures come; else it is CheckFreq's."""
+        return self.checkpoint.every == "auto"
 
     @property
     def samples_per_step(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -14,6 +14,8 @@ from holdfast.planning.remainder import plan_remainder
 from holdfast.planning.training import Rerouted, Terms, replanned, rerouted, within_limit
 
 __all__ = ["PROVING", "PlanMaker"]
+
+T = TypeVar("T")
 
 
 class PlanMaker:
@@ -42,6 +44,10 @@ class PlanMaker:
     def remainder(self, plan: Plan, progress: Mapping[WorkerId, StepProgress], **more: Any) -> Remainder:
         """Returns what is left of a step, proved right: see :func:`holdfast.planning.remainder.plan_remainder`."""
         return plan_remainder(plan, progress, **more)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns what is made; what was made for the same key before may be returned again."""
+        return make()
 
     def prove(self, plan: Plan, terms: Terms | None = None, ties: tuple[tuple[int, ...], ...] = ()) -> None:
         """Returns if a plan is right: see :func:`holdfast.core.validate.validate`.

@@ -9,15 +9,14 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.slots import exchanged, slots_of
 from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.course import handed_over
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.maker import PROVING
 from holdfast.planning.normalise import moves, per_stage
 from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots, looked_up
 
-__all__ = ["Migration", "proposed", "steps_gained"]
+__all__ = ["Migration", "proposed"]
 
-CROSSING_S = 0.07
-"""What connecting twelve workers anew takes; there are two such boundaries. Source: docs/benchmarks.md."""
 _KEPT = 2
 """How many workers with state every layer must keep that a worker leaves."""
 
@@ -33,6 +32,7 @@ class Migration:
         afterwards: the plan that trains from then on.
         before_s: seconds of a step if nobody moves.
         copy_s: seconds that their state is on its way.
+        crossing_s: until all are connected anew at a boundary.
     """
 
     moves: tuple[tuple[WorkerId, WorkerId], ...]
@@ -41,6 +41,7 @@ class Migration:
     afterwards: Rerouted
     before_s: float
     copy_s: float
+    crossing_s: float = 0.0
 
     @property
     def after_s(self) -> float:
@@ -54,22 +55,8 @@ class Migration:
         Whoever moves computes nothing while its state is on its way, and from the step before to the step after that.
         """
         during_s = max(self.meanwhile.period or 0.0, self.before_s)
-        return steps_gained(expected_s, self.before_s, during_s, self.after_s, self.copy_s)
-
-
-def steps_gained(expected_s: float, before_s: float, during_s: float, after_s: float, copy_s: float) -> float:
-    """Returns how many steps more are done in a time if state is copied first and steps take less from then on.
-
-    Args:
-        expected_s: the time, in seconds.
-        before_s: seconds of a step if nothing is changed.
-        during_s: while state is copied.
-        after_s: from then on.
-        copy_s: how long state is on its way; two boundaries more are crossed, each after a step.
-    """
-    copying = copy_s + 2 * during_s
-    left = max(0.0, expected_s - copying - 2 * CROSSING_S)
-    return min(copying, expected_s) / during_s + left / after_s - expected_s / before_s
+        course = handed_over(during_s, self.after_s, self.copy_s, self.crossing_s)
+        return course.within(expected_s) - expected_s / self.before_s
 
 
 def proposed(
@@ -124,4 +111,5 @@ def proposed(
         afterwards=afterwards,
         before_s=before_s,
         copy_s=sum(terms.copy_s[layer] for worker in migrating for layer in there.placement.layers_of(worker)),
+        crossing_s=terms.crossing_s,
     )

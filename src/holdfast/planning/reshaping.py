@@ -15,8 +15,8 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Visit
 from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.course import handed_over
 from holdfast.planning.maker import PROVING, PlanMaker
-from holdfast.planning.migration import steps_gained
 from holdfast.planning.planner import Technique
 from holdfast.planning.templates.assign import seat
 from holdfast.planning.templates.batches import fastest_shares
@@ -30,7 +30,7 @@ from holdfast.planning.training import WORTHWHILE, Terms, replanned, rerouted
 from holdfast.schedule.builders import assigned_plan
 from holdfast.schedule.evaluate import measured
 
-__all__ = ["Reshaped", "Shapes", "reshaped"]
+__all__ = ["Reshaped", "Shapes", "regrouped", "reshaped"]
 
 Row = tuple[Visit, ...]
 """A pipeline: its workers and their layers, in order."""
@@ -43,10 +43,12 @@ class Shapes:
     Attributes:
         costs: per layer, of the job's model.
         minimum: n0, the fewest workers of a pipeline.
+        smallest: the fewest where no more are left; 0: ``minimum``.
         fewest: with how many workers the job is to go on at least; 0: with any that hold all layers.
         tolerate: f, how many failures at once are to leave a copy of every layer.
         state: what another worker needs to have a layer, in any unit, by layer.
         copy_s: seconds that this is on its way, by layer; empty if that is not known.
+        crossing_s: until all are connected anew at a boundary.
         table: what stages take.
         terms: what the planner goes by; None if orders keep to 1F1B's rules.
     """
@@ -55,10 +57,16 @@ class Shapes:
     minimum: int
     state: tuple[int, ...]
     table: StageTable
+    smallest: int = 0
     fewest: int = 0
     tolerate: int = 0
     copy_s: tuple[float, ...] = ()
+    crossing_s: float = 0.0
     terms: Terms | None = None
+
+    def least_workers(self, workers: int) -> int:
+        """Returns the fewest workers of a pipeline where so many are left: fewer than usual if these are fewer."""
+        return max(self.smallest, min(self.minimum, workers)) if self.smallest else self.minimum
 
     def least_pipelines(self, workers: int, smallest: int) -> int:
         """Returns how many pipelines workers are to make at least: f + 1, or as many as they suffice for."""
@@ -84,6 +92,7 @@ class Reshaped:
         period: how long it takes then.
         takes: the layers that workers lack for it.
         copy_s: how long they are on their way, to all takers side by side; 0 if that is not known.
+        crossing_s: until all are connected anew at a boundary.
     """
 
     plan: Plan
@@ -91,6 +100,7 @@ class Reshaped:
     period: float
     takes: tuple[tuple[WorkerId, LayerRange], ...]
     copy_s: float = 0.0
+    crossing_s: float = 0.0
 
     @property
     def why(self) -> str:
@@ -109,7 +119,8 @@ class Reshaped:
         """
         if math.isinf(self.before_s):
             return math.inf
-        return steps_gained(expected_s, self.before_s, self.before_s, self.period, self.copy_s)
+        course = handed_over(self.before_s, self.period, self.copy_s, self.crossing_s)
+        return course.within(expected_s) - expected_s / self.before_s
 
 
 def reshaped(
@@ -154,12 +165,53 @@ def reshaped(
             continue
         takes = lacking(here, plan.placement, come)
         period, copy_s = _period(plan, shapes), _copy_s(takes, shapes)
-        found.append(Reshaped(plan=plan, before_s=before_s, period=period, takes=takes, copy_s=copy_s))
+        found.append(
+            Reshaped(
+                plan=plan,
+                before_s=before_s,
+                period=period,
+                takes=takes,
+                copy_s=copy_s,
+                crossing_s=shapes.crossing_s,
+            )
+        )
     best = min(found, key=lambda each: (each.period, len(each.takes)), default=None)
     if best is None or best.period >= before_s * (1 - WORTHWHILE):
         return None
     maker.prove(best.plan, terms)
     return best
+
+
+def regrouped(baseline: Plan, workers: Sequence[WorkerId], shapes: Shapes, *, maker: PlanMaker) -> Plan | None:
+    """Returns the fastest pipelines of workers who are all to load what they are to hold, proved right.
+
+    As many take part as pipelines can be made of; None if they can be made of none of them.
+
+    Args:
+        baseline: the plan of the whole grid.
+        workers: who is left of it.
+        shapes: what pipelines are made by.
+        maker: of plans.
+    """
+    microbatches = baseline.routes.microbatches
+    for count in range(len(workers), 0, -1):
+        templates = _templates_of(shapes, count, len(microbatches))
+        rows = _anew(templates, dict.fromkeys(workers[:count], ()), shapes, len(microbatches)) if templates else ()
+        if not rows:
+            continue
+        paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, shapes.table) for row in rows)]
+        plan = assigned_plan(rows, microbatches, fastest_shares(paces, len(microbatches)), shapes.costs)
+        try:
+            return maker.scheduled(plan, shapes.terms_in_memory)
+        except InfeasiblePlan:
+            continue
+    return None
+
+
+def _templates_of(shapes: Shapes, workers: int, microbatches: int) -> Mapping[int, Template]:
+    """The templates that so many workers may make pipelines of; none if they are too few."""
+    least, most = shapes.least_workers(workers), min(workers, shapes.table.num_layers, microbatches)
+    return _templates(shapes.table, range(least, most + 1), microbatches) if least <= most else {}
 
 
 def _period_rerouted(baseline: Plan, gone: frozenset[WorkerId], shapes: Shapes) -> float:
@@ -191,11 +243,9 @@ def _candidates(
     computing = dict.fromkeys(visit.worker for row in rows for visit in row)
     left = [worker for worker in (*computing, *sorted(set(baseline.workers) - set(computing))) if worker not in gone]
     microbatches = len(baseline.routes.microbatches)
-    if len(left) + len(come) < shapes.minimum:
+    if len(left) + len(come) < shapes.least_workers(len(left) + len(come)):
         return
-    table = shapes.table
-    most = min(len(left) + len(come), table.num_layers, microbatches)
-    templates = _templates(table, range(shapes.minimum, most + 1), microbatches)
+    table, templates = shapes.table, _templates_of(shapes, len(left) + len(come), microbatches)
     held = {worker: baseline.placement.held_layers(worker) for worker in left}
     anew = (
         _anew(templates, held | dict.fromkeys(come[:some], ()), shapes, microbatches) for some in range(len(come) + 1)
@@ -234,7 +284,7 @@ def _by_the_rules(
     idle = tuple(range(sum(map(len, rows)), len(workers)))  # of a grid that was to grow
     before = Pipelines(pipelines=in_rows, dormant=idle)
     lost = frozenset(number[worker] for worker in gone.intersection(number))  # others of them ran nothing so far
-    if not templates:
+    if not templates or len(workers) - len(lost) < min(templates):  # only with those who have come they are enough
         return ()
     after = reconfigured(before, lost, min(templates), templates)
     if after.dormant:  # somebody would be left out, who lives

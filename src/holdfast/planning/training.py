@@ -58,6 +58,7 @@ class Terms:
         in_flight: micro-batches that a worker may hold from the start of F to the end of W, at least 1.
         ties: tuples of layers that share weights.
         copy_s: seconds that the state of each layer takes from one worker to another; empty if not known.
+        crossing_s: until all are connected anew at a boundary.
     """
 
     technique: Technique
@@ -65,6 +66,7 @@ class Terms:
     in_flight: int
     ties: tuple[tuple[int, ...], ...] = ()
     copy_s: tuple[float, ...] = ()
+    crossing_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

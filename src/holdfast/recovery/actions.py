@@ -17,6 +17,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.profile import costs_from_profile
 from holdfast.errors import InfeasiblePlan, InternalError
+from holdfast.planning.course import Course
 from holdfast.planning.remainder import plan_remainder, progress_at
 from holdfast.planning.replays import Logging, logged_boundaries, plan_replays
 from holdfast.recovery.rates import Price, Rates, remaining_seconds, replaying_seconds, step_seconds
@@ -397,13 +398,18 @@ class RecoveryPlan:
     """What takes the job from one plan to the next, in order, and the strategy that chose it.
 
     ``period``: what the planner expects a step of its plan to take; None if the planner did not make it.
-    ``dormant``: who of the plan computes nothing because of being told so.
+    ``dormant``: who of the plan computes nothing because of being told so. ``course``: what is expected of it, where
+    that was compared with others; ``weighed``: the names of all of them, and how many steps each makes until the next
+    failure; ``chosen``: its own.
     """
 
     strategy: str
     actions: tuple[Action, ...]
     period: float | None = None
     dormant: frozenset[WorkerId] = frozenset()
+    course: Course | None = None
+    weighed: tuple[tuple[str, float], ...] = ()
+    chosen: str = ""
 
     @property
     def plan(self) -> Plan | None:

@@ -1,4 +1,4 @@
-"""How often CheckFreq makes a checkpoint: as often as its overhead allows."""
+"""How often a checkpoint is made: by CheckFreq as often as its overhead allows, by Young as often as pays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from holdfast.errors import ConfigError
 
-__all__ = ["OVERHEAD", "checkpoint_interval"]
+__all__ = ["OVERHEAD", "checkpoint_interval", "youngs_interval"]
 
 OVERHEAD = 0.035
 """What checkpoints may add to training, as a share of it: CheckFreq's own bound, also used by SWIFT (section 7.1)."""
@@ -40,6 +40,26 @@ def checkpoint_interval(stall_s: float, write_s: float, step_s: float, *, overhe
             f"stall_s {stall_s}, write_s {write_s}, step_s {step_s}, overhead {overhead}"
         )
     return max(1, _ceil(stall_s / (overhead * step_s)), _ceil(write_s / step_s))
+
+
+def youngs_interval(stall_s: float, write_s: float, step_s: float, between_s: float) -> int:
+    """Returns the number of steps between checkpoints by which these and what is run again cost the least together.
+
+    The root of 2 x (time for which one holds training up) x (time until one is needed); none is begun before the last
+    one is written.
+
+    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
+
+    Args:
+        stall_s: seconds for which training waits for one checkpoint.
+        write_s: seconds from the beginning of a checkpoint until it is written.
+        step_s: seconds of a step without checkpoints, more than 0.
+        between_s: seconds from one time that a checkpoint is needed to the next, on average.
+
+    >>> youngs_interval(0.5, 3.0, 2.0, 3600.0)
+    30
+    """
+    return max(1, round(math.sqrt(2 * stall_s * between_s) / step_s), _ceil(write_s / step_s))
 
 
 def _ceil(steps: float) -> int:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from holdfast.core.profile import Costs
 from holdfast.planning.replays import Logging
+from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.recovery.audit import Sampling
+from holdfast.recovery.rates import Rates
 
 __all__ = ["JobRules"]
 
@@ -29,6 +31,7 @@ class JobRules:
         logging: how what crosses nodes is logged; None if it is not.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
         sets_interval: whether that changes with what checkpoints are seen to cost.
+        follows_failures: whether it changes with how often failures are seen to come, too.
         synchronous: whether training stands still until a worker's part of a checkpoint is written.
         snapshot_every: a snapshot in each worker's memory after so many steps; 0 for none.
         sampling: what is audited; None: nothing.
@@ -37,6 +40,8 @@ class JobRules:
         tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; 0 counts as 1.
         fewest: with how many workers the job is to go on at least, so that it survives what it is to tolerate; 0: with
             any that hold all layers.
+        rates: how fast the cluster is; None: that is not known, so answers are taken in an order, not by their prices.
+        shapes: what other pipelines are made by; None if none are.
         weighs: whether an adviser is asked before whoever was told to go does.
     """
 
@@ -52,6 +57,7 @@ class JobRules:
     logging: Logging | None = None
     checkpoint_every: int = 0
     sets_interval: bool = False
+    follows_failures: bool = False
     synchronous: bool = False
     snapshot_every: int = 0
     sampling: Sampling | None = None
@@ -59,4 +65,6 @@ class JobRules:
     failure_every_s: float = 0.0
     tolerate: int = 0
     fewest: int = 0
+    rates: Rates | None = None
+    shapes: Shapes | None = None
     weighs: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
@@ -36,6 +37,7 @@ class ClusterView:
         spares: how many workers are there that have no place in the grid.
         waited: whether whoever is missing has been waited for as long as the job says.
         interrupted: the plan whose step was interrupted, and how long that had been run; None if nothing of it is kept.
+        expected_s: seconds until the next failure, on average, as far as anybody knows.
         maker: of plans.
         logs: whether what crosses nodes is logged, so that layers without an owner can be replayed.
     """
@@ -59,6 +61,7 @@ class ClusterView:
     waited: bool = False
     interrupted: tuple[Plan, float] | None = None
     logs: bool = False
+    expected_s: float = math.inf
     maker: PlanMaker = PROVING
 
     @property

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat
 
-from holdfast.config.job import BertModel, GptModel, Grid, Job
+from holdfast.config.job import BertModel, Cluster, GptModel, Grid, Job
 from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Costs, Profile, costs_from_profile, unit_costs
+from holdfast.core.profile import Costs, Link, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError
@@ -22,7 +22,9 @@ from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.mapping import best_templates
 from holdfast.planning.templates.stages import StageTable, stage_table, table_of
 from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
+from holdfast.recovery.rates import Rates
 from holdfast.schedule.builders import home_plan
+from holdfast.strategies.templates import pipelines_need
 
 __all__ = [
     "JobPlans",
@@ -34,6 +36,7 @@ __all__ = [
     "known_ties",
     "plans_of",
     "profile_of",
+    "rates_of",
     "shapes_of",
     "stages_of",
     "sums_of",
@@ -51,12 +54,14 @@ class JobPlans:
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         shapes: what pipelines of whoever is left are made by; None if none are made.
         keeping: costs per layer, by which an interrupted step is gone on with; None if it is always run again whole.
+        rates: how fast the cluster is; None if nothing is known of times.
     """
 
     plan: Plan
     terms: Terms | None = None
     shapes: Shapes | None = None
     keeping: Costs | None = None
+    rates: Rates | None = None
 
 
 def profile_of(job: Job, num_layers: int | None) -> Profile | None:
@@ -121,6 +126,7 @@ def terms_of(
         in_flight=in_flight_of(job),
         ties=ties,
         copy_s=() if profile is None else _copy_s(profile),
+        crossing_s=0.0 if profile is None else job.cluster.connect_s,
     )
 
 
@@ -148,10 +154,12 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
         ConfigError: a worker's memory does not suffice for any pipeline, or the grid has too few workers for one
             pipeline more than failures are to be tolerated.
     """
-    if not job.strategy.makes_pipelines:
+    strategy = job.strategy
+    if not strategy.makes_pipelines or (strategy.chooses and (profile is None or job.loops or pipelines_need(job))):
         return None
     table = _stage_table(job, num_layers, profile)
-    minimum = job.resilience.smallest_pipeline or _by_memory(job, table) or min(job.grid.depths)
+    told = job.resilience.smallest_pipeline or _by_memory(job, table)
+    minimum = told or min(job.grid.depths)
     tolerate, workers = job.resilience.tolerate, job.num_workers
     if workers < (tolerate + 1) * minimum:
         raise ConfigError(
@@ -161,10 +169,14 @@ def shapes_of(job: Job, num_layers: int, profile: Profile | None, terms: Terms |
     return Shapes(
         costs=_costs(num_layers, profile),
         minimum=minimum,
-        fewest=0 if job.resilience.degraded == "allow" else (tolerate + 1) * minimum,
+        smallest=-(-minimum // 2)
+        if strategy.chooses and not told
+        else 0,  # who falls back takes that for possible, too
+        fewest=0 if strategy.chooses or job.resilience.degraded == "allow" else (tolerate + 1) * minimum,
         tolerate=tolerate,
         state=(1,) * num_layers if profile is None else tuple(layer.state_bytes for layer in profile.layers),
         copy_s=() if profile is None else _copy_s(profile),
+        crossing_s=0.0 if profile is None else job.cluster.connect_s,
         table=table,
         terms=None if terms is None else _counting_state(job, profile, terms),
     )
@@ -334,4 +346,30 @@ def plans_of(
         terms=terms,
         shapes=shapes_of(job, num_layers, profile, terms),
         keeping=keeping_of(job, num_layers, profile),
+        rates=None if profile is None else rates_of(profile, job.cluster, sums=sums_of(job)),
+    )
+
+
+def rates_of(profile: Profile, cluster: Cluster, *, sums: int = 0) -> Rates:
+    """Returns how fast a cluster is on which layers take what a profile says.
+
+    Args:
+        profile: of the layers, and of the link between two workers.
+        cluster: what it does not tell.
+        sums: sizes of the parameters that contributions to sums of gradients have; 0: these take no time.
+    """
+
+    def link(bytes_per_s: float) -> Link:
+        return Link(latency_s=0.0, bytes_per_s=bytes_per_s)
+
+    return Rates(
+        profile=profile,
+        message_s=cluster.message_s,
+        control_s=cluster.control_s,
+        connect_s=cluster.connect_s,
+        start_s=cluster.start_s,
+        copy=link(cluster.copy),
+        load=link(cluster.load),
+        save=link(cluster.save),
+        sums=sums,
     )

@@ -46,6 +46,7 @@ def rules_of(
         logging=_logging(job, nodes),
         checkpoint_every=job.checkpoint_every,
         sets_interval=job.sets_interval,
+        follows_failures=job.follows_failures,
         synchronous=job.checkpoint.synchronous,
         snapshot_every=resilience.snapshot_every,
         sampling=sampling_of(job),
@@ -53,6 +54,8 @@ def rules_of(
         failure_every_s=resilience.failure_every_s,
         tolerate=resilience.tolerate,
         fewest=0 if planned.shapes is None else planned.shapes.fewest,
+        rates=planned.rates if job.strategy.chooses else None,
+        shapes=planned.shapes if job.strategy.chooses else None,
         weighs=planned.shapes is not None,
     )
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from holdfast.config.job import Job
 from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, InfeasiblePlan
-from holdfast.recovery.checkfreq import checkpoint_interval
+from holdfast.recovery.checkfreq import checkpoint_interval, youngs_interval
 from holdfast.recovery.choice import Choice
 from holdfast.recovery.rates import step_seconds
 from holdfast.schedule.evaluate import evaluate
@@ -255,7 +255,7 @@ def _ranked(
 
     What logs is tried without, and what often needs a checkpoint with more of them.
     """
-    rows = [strategy_named(name) for name in names(lambda row: row.exact and row.name != "auto")]
+    rows = [strategy_named(name) for name in names(lambda row: row.exact)]
     lasts_s, failures = sum(world.lasts_s for world in worlds), sum(world.failures for world in worlds)
     found = trials.of(
         candidate(shape, row, lasts_s / max(1, failures if row.restarts else 1), True)
@@ -360,11 +360,6 @@ def _candidate(
 
 
 def _interval(shape: Shape, row: Strategy, between_s: float) -> Interval:
-    """By Young's rule, but none is begun before the last one is written.
-
-    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
-    """
     checkfreq = checkpoint_interval(shape.stall_s, shape.write_s, shape.step_s)
-    young = round(math.sqrt(2 * shape.stall_s * between_s) / shape.step_s)
-    every = 0 if row.sets_interval else max(1, young, math.ceil(shape.write_s / shape.step_s))
+    every = 0 if row.sets_interval else youngs_interval(shape.stall_s, shape.write_s, shape.step_s, between_s)
     return Interval(every=every, between_s=between_s, checkfreq=checkfreq)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
+from holdfast.config.job import Cluster
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.recovery.rates import Rates, step_seconds
-from holdfast.sim.prepare import Assumed, speeds_of
+from holdfast.sim.prepare import speeds_of
 from holdfast.sim.replies import writers_of
 from holdfast.telemetry.events import (
     Agreed,
@@ -37,11 +38,11 @@ from holdfast.telemetry.report import report
 __all__ = ["Layers", "Shown", "medians", "shown_by"]
 
 Shown = Mapping[str, Sequence[float]]
-"""By the names of :class:`holdfast.sim.prepare.Assumed`, each value that was seen."""
+"""By the names of :class:`holdfast.config.job.Cluster`, each value that was seen."""
 
 _LEAST_S = 1e-4
 """Nobody connects in less: who was late to report is told, and connects, the sooner."""
-_NO_TIME = Assumed(control_s=0.0, message_s=0.0, connect_s=0.0)
+_NO_TIME = Cluster(control_s=0.0, message_s=0.0, connect_s=0.0)
 
 
 def medians(runs: Iterable[Shown]) -> Mapping[str, float]:

@@ -260,12 +260,18 @@ class _Run:
             return
         clock.now += left
         steps.commit(self._period_s)
-        if not self._between_steps() or not steps.is_first_time or self._state.cadence is not None:
+        if not self._between_steps() or not steps.is_first_time or self._is_counted:
             return
         whole = int(min((seconds - left) / steps.lasts_s, self._until_pinned()) - 1e-9)
         if whole > 0:
             clock.now += whole * steps.lasts_s
             steps.commit_whole(whole)
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether it is the first step of a generation from which the coordinator counts how long steps take."""
+        cadence = self._state.cadence
+        return cadence is not None and (cadence.began is None or cadence.began[0] != self._state.generation)
 
     def _until_pinned(self) -> float:
         """How many steps are run before the next checkpoint is pinned."""
@@ -405,7 +411,8 @@ class _Run:
         if not isinstance(event, StepDone):
             self._tell_steps()
         before = self._state
-        self._state, outputs = decide(before, event, now=self._clock.now)
+        since_s = self._steps.into_s if isinstance(event, StepDone) else 0.0  # it was over as the one that runs began
+        self._state, outputs = decide(before, event, now=self._clock.now - since_s)
         upcoming = self._state.running.upcoming
         if upcoming is not None and upcoming is not before.running.upcoming:
             self._boundary.prepare(upcoming.generation, self._steps.number, late=self._hears_late())

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 
 from holdfast.errors import ConfigError
@@ -17,8 +18,43 @@ from holdfast.sim.world import Happening, Kind, World, check
 __all__ = ["FORMS", "Failures", "parse_failures", "seconds"]
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FORMS = "FILE, periodic:30m, poisson:mtbf=17h, weibull:mtbf=17h,shape=0.7, racks:mtbf=17h,size=4 or spot:ec2-p3"
+FORMS = (
+    "FILE, periodic:30m, poisson:mtbf=17h, weibull:mtbf=17h,shape=0.7, racks:mtbf=17h,size=4, "
+    "bursts:mtbf=17h,every=8h,lasts=1h,burst=5m or spot:ec2-p3"
+)
 """What :func:`parse_failures` knows; all but FILE may have ``notice=2m``, and all but it and spot ``repair=1h``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bursts:
+    """Times in which machines fail at random with another mean time, between calm ones.
+
+    Attributes:
+        every_s: from the begin of one to that of the next one; the first begins after the calm time of one.
+        lasts_s: how long each is.
+        gap_s: mean seconds between two failures of the cluster meanwhile.
+    """
+
+    every_s: float
+    lasts_s: float
+    gap_s: float
+
+    def after(self, at_s: float, calm_gap_s: float, mean_gaps: float) -> float:
+        """Return when the next failure comes behind one, if that is so many mean gaps away.
+
+        Args:
+            at_s: when the one before came.
+            calm_gap_s: mean seconds between two failures in calm times.
+            mean_gaps: how far the next one is away.
+        """
+        for cycle in count(int(at_s // self.every_s)):
+            ends = (cycle + 1) * self.every_s
+            for until, gap_s in ((ends - self.lasts_s, calm_gap_s), (ends, self.gap_s)):
+                left_s = max(0.0, until - at_s)
+                if mean_gaps * gap_s < left_s:
+                    return at_s + mean_gaps * gap_s
+                at_s, mean_gaps = at_s + left_s, mean_gaps - left_s / gap_s
+        raise AssertionError("there is always another one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +62,11 @@ class Failures:
     """A way in which machines fail.
 
     Attributes:
-        kind: ``periodic``, ``poisson``, ``weibull``, ``racks`` or ``spot``; else a trace's path.
+        kind: ``periodic``, ``poisson``, ``weibull``, ``racks``, ``bursts`` or ``spot``; else a trace's path.
         gap_s: mean seconds between two failures of the cluster.
         shape: of Weibull's distribution; 1 is Poisson's process, less than 1 are bursts.
         size: how many machines, of consecutive numbers, are lost at once.
+        bursts: if the kind is that, when they fail more often, or may.
         repair_s: until another machine is there for each that is lost; None: never.
         notice_s: for how long machines still work once they are known to go.
         spot: how machines come and go, if the kind is that.
@@ -39,6 +76,7 @@ class Failures:
     gap_s: float = math.inf
     shape: float = 1.0
     size: int = 1
+    bursts: Bursts | None = None
     repair_s: float | None = None
     notice_s: float = 0.0
     spot: Spot | None = None
@@ -46,7 +84,7 @@ class Failures:
     @property
     def is_trace(self) -> bool:
         """Whether it is what a file tells."""
-        return self.kind not in _GAPS and self.spot is None
+        return self.kind not in _NEXT and self.spot is None
 
     def draw(self, machines: int, lasts_s: float, seed: str) -> World:
         """Return one world, the same for the same arguments.
@@ -85,7 +123,7 @@ class Failures:
 
     def _instants(self, gaps: random.Random, lasts_s: float) -> Iterator[float]:
         at = 0.0
-        while (at := at + _GAPS[self.kind](self, gaps)) < lasts_s:
+        while (at := _NEXT[self.kind](self, at, gaps)) < lasts_s:
             yield at
 
     def _victims(self, there: list[int], drawn: random.Random) -> list[int]:
@@ -108,12 +146,19 @@ def _renamed(found: list[Happening], machines: int) -> tuple[Happening, ...]:
     )
 
 
-_GAPS: Mapping[str, Callable[[Failures, random.Random], float]] = {
-    "periodic": lambda failures, gaps: failures.gap_s,
-    "poisson": lambda failures, gaps: gaps.expovariate(1 / failures.gap_s),
-    "racks": lambda failures, gaps: gaps.expovariate(1 / failures.gap_s),
-    "weibull": lambda failures, gaps: weibull(gaps, failures.gap_s, failures.shape),
+def _next_with_bursts(failures: Failures, at: float, gaps: random.Random) -> float:
+    assert failures.bursts is not None, "this kind has them"
+    return failures.bursts.after(at, failures.gap_s, gaps.expovariate(1.0))
+
+
+_NEXT: Mapping[str, Callable[[Failures, float, random.Random], float]] = {
+    "bursts": _next_with_bursts,
+    "periodic": lambda failures, at, gaps: at + failures.gap_s,
+    "poisson": lambda failures, at, gaps: at + gaps.expovariate(1 / failures.gap_s),
+    "racks": lambda failures, at, gaps: at + gaps.expovariate(1 / failures.gap_s),
+    "weibull": lambda failures, at, gaps: at + weibull(gaps, failures.gap_s, failures.shape),
 }
+"""By kind: when the next failure comes behind a moment."""
 
 
 def parse_failures(text: str) -> Failures:
@@ -125,7 +170,7 @@ def parse_failures(text: str) -> Failures:
     kind, colon, rest = text.partition(":")
     if kind == "spot":
         return _spot(rest, text)
-    if kind not in _GAPS:
+    if kind not in _NEXT:
         if colon and not Path(text).exists():
             raise ConfigError(f"--trace {text}: expected {FORMS}")
         return Failures(kind=text)
@@ -133,19 +178,33 @@ def parse_failures(text: str) -> Failures:
     if parts and "=" not in parts[0]:  # the mean time, in short
         parts[0] = f"mtbf={parts[0]}"
     given = {key: value for key, _, value in (part.partition("=") for part in parts)}
-    known = {"mtbf", "shape", "size", "repair", "notice"}
-    if "mtbf" not in given or given.keys() - known:
+    own = _OWN.get(kind, frozenset())
+    if "mtbf" not in given or given.keys() - {"mtbf", "repair", "notice"} != own:
         raise ConfigError(f"--trace {text}: expected {FORMS}")
-    if ("shape" in given) != (kind == "weibull") or ("size" in given) != (kind == "racks"):
-        raise ConfigError(f"--trace {text}: shape= goes with weibull, and size= with racks; expected {FORMS}")
     return Failures(
         kind=kind,
         gap_s=seconds(given["mtbf"], f"--trace {text}"),
+        bursts=_bursts(given, text) if kind == "bursts" else None,
         shape=_number(given.get("shape", "1"), text),
         size=round(_number(given.get("size", "1"), text)),
         repair_s=seconds(given["repair"], f"--trace {text}") if "repair" in given else None,
         notice_s=seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0,
     )
+
+
+_OWN: Mapping[str, frozenset[str]] = {
+    "bursts": frozenset({"every", "lasts", "burst"}),
+    "racks": frozenset({"size"}),
+    "weibull": frozenset({"shape"}),
+}
+"""What must be said of a kind, beside its mean time."""
+
+
+def _bursts(given: Mapping[str, str], text: str) -> Bursts:
+    every_s, lasts_s, gap_s = (seconds(given[key], f"--trace {text}") for key in ("every", "lasts", "burst"))
+    if lasts_s >= every_s:
+        raise ConfigError(f"--trace {text}: bursts that never end: expected lasts= less than every=")
+    return Bursts(every_s=every_s, lasts_s=lasts_s, gap_s=gap_s)
 
 
 def _spot(rest: str, text: str) -> Failures:

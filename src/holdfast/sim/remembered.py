@@ -38,11 +38,11 @@ class RememberedPlans(PlanMaker):
     def without(self, baseline: Plan, lost: Iterable[WorkerId], terms: Terms | None) -> Rerouted:
         """Returns the plan for what is left of a grid: see the class above."""
         gone = frozenset(lost)
-        return self._once((baseline, gone, terms), lambda: super(RememberedPlans, self).without(baseline, gone, terms))
+        return self.once((baseline, gone, terms), lambda: super(RememberedPlans, self).without(baseline, gone, terms))
 
     def scheduled(self, plan: Plan, terms: Terms | None) -> Plan:
         """Returns a plan with the planner's orders: see the class above."""
-        return self._once((plan, terms), lambda: super(RememberedPlans, self).scheduled(plan, terms))
+        return self.once((plan, terms), lambda: super(RememberedPlans, self).scheduled(plan, terms))
 
     def remainder(self, plan: Plan, progress: Mapping[WorkerId, StepProgress], **more: Any) -> Remainder:
         """Returns what is left of a step: see the class above."""
@@ -62,13 +62,13 @@ class RememberedPlans(PlanMaker):
     ) -> Reshaped | None:
         """Returns the fastest grid that the others can become: see :func:`holdfast.planning.reshaping.reshaped`."""
         absent, going, come = frozenset(lost), frozenset(leaving), tuple(joining)
-        return self._once(
+        return self.once(
             (baseline, absent, going, come),
             lambda: reshaped(baseline, absent, shapes, leaving=going, joining=come, maker=self),
         )
 
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for this before, or what is made now; errors are remembered as well."""
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns what was made for this before, or what is made now; errors are remembered as well."""
         known = self._found.get(key)
         if known is None:
             try:

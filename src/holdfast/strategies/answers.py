@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_followers, with_listeners
 from holdfast.errors import InfeasiblePlan, StateUnavailable
+from holdfast.planning.reshaping import regrouped
 from holdfast.planning.shrink import shrunken_plan
 from holdfast.planning.takeover import takeover_plan
 from holdfast.planning.training import Rerouted
@@ -32,10 +34,16 @@ from holdfast.recovery.actions import (
 )
 from holdfast.recovery.view import ClusterView
 
-__all__ = ["at_boundary", "fall_back", "give_up", "reroute", "restart", "resume", "vacant"]
+__all__ = ["at_boundary", "fall_back", "give_up", "pipelines_of", "reroute", "restart", "resume", "vacant", "ways"]
 
 
-def reroute(view: ClusterView, name: str, *then: Action, keeps: bool = False) -> RecoveryPlan:
+def reroute(
+    view: ClusterView,
+    name: str,
+    *then: Action,
+    keeps: bool = False,
+    unowned: Callable[[ClusterView, tuple[int, ...]], RecoveryPlan] | None = None,
+) -> RecoveryPlan:
     """Returns how the survivors go on without the lost, doing what these did.
 
     Args:
@@ -43,11 +51,12 @@ def reroute(view: ClusterView, name: str, *then: Action, keeps: bool = False) ->
         name: of the strategy.
         then: what becomes of the interrupted step. By default it is gone on with if it is kept, else run again.
         keeps: whether what is kept of it is needed for that.
+        unowned: what is done where layers have no owner; None: :func:`fall_back`.
     """
     try:
         found = _without_lost(view)
     except StateUnavailable as error:
-        return fall_back(view, error.layers)
+        return (unowned or fall_back)(view, error.layers)
     keeps = keeps or (view.keeps and not then)
     on: tuple[Action, ...] = then or ((FinishStep(),) if keeps else (TakeBack(), Recompute()))
     actions: tuple[Action, ...] = (Abort(), InstallPlan(plan=found.plan, keeps=keeps), *on)
@@ -71,12 +80,23 @@ def _without_lost(view: ClusterView) -> Rerouted:
 
 
 def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
-    """What is left when layers have no owner: replay them, or wait for workers, then a smaller grid, from a checkpoint.
+    """The first of all :func:`ways`, when layers have no owner; without one what lives is saved, and training ends.
 
-    Where what crosses nodes was logged, whoever takes these layers replays them, and the others keep their state. Else,
-    where somebody has come for each of these layers, all who are there load it at once. Else every process that lives
-    goes on in place, as a member of the fastest grid of those that hold at most twice as many layers per worker as
-    before. Without a state to load, what lives is saved and training ends.
+    Args:
+        view: the cluster.
+        layers: that nobody holds.
+    """
+    return next(ways(view, layers), None) or give_up("fallback", layers)
+
+
+def ways(view: ClusterView, layers: tuple[int, ...]) -> Iterator[RecoveryPlan]:
+    """Yields what can be done when layers have no owner, that first which is done where costs are not known.
+
+    Where what crosses nodes was logged, whoever takes these layers replays them, and the others keep their state: those
+    who have come for them, else the neighbours. Else, where somebody has come for each of these layers, all who are
+    there load the last checkpoint at once. Else it is waited for such, if the job may wait. Else every process that
+    lives goes on in place, as a member of the fastest grid of those that hold at most twice as many layers per worker
+    as before. Last, where pipelines can be made of any number of workers, as a member of these.
 
     Args:
         view: the cluster.
@@ -87,41 +107,52 @@ def fall_back(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     baseline, away = view.baseline, view.lost - view.entering
     left = [worker for worker in baseline.workers if worker not in away]
     if view.checkpoint is None or not left:
-        return give_up("fallback", layers)
-    if view.logs and layers and (replayed := _replayed(view)) is not None:
-        return replayed
+        return
+    replays = bool(view.logs and layers and frozenset(baseline.workers) - view.lost)
+    whole = not baseline.placement.unowned_layers(away)
     load = LoadState(step=view.checkpoint)
-    if layers and not baseline.placement.unowned_layers(away):
-        return resume("fallback", _without_lost(replace(view, lost=away, offer=None)).plan, load)
+    if replays and whole:
+        yield _replayed(_without_lost(replace(view, lost=away, offer=None)).plan)
+    if replays and not whole and view.wait_s <= 0:
+        yield from _replayed_by_neighbours(view, frozenset(left))
+    if layers and whole:
+        yield resume("fallback", _without_lost(replace(view, lost=away, offer=None)).plan, load)
     if view.wait_s > 0:
-        return RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
+        yield RecoveryPlan(strategy="fallback", actions=(Abort(), Await(limit_s=view.wait_s)))
+        if replays and not whole:
+            yield from _replayed_by_neighbours(view, frozenset(left))
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
     plan = _shrunken(view, left, 2 * most)
-    return resume("fallback", plan, ReplaceGrid(plan=plan), load)
+    yield resume("fallback", plan, ReplaceGrid(plan=plan), load)
+    if (found := pipelines_of(view, left)) is not None:
+        yield resume("fallback", found, ReplaceGrid(plan=found), load)
 
 
-def _replayed(view: ClusterView) -> RecoveryPlan | None:
-    """Those who have come replay what they are to hold; without them, and if nobody is waited for, the neighbours do.
-
-    None if that is impossible: nobody who lives holds anything, or the neighbours cannot take so much.
-    """
-    baseline, away = view.baseline, view.lost - view.entering
-    if not frozenset(baseline.workers) - view.lost:
+def pipelines_of(view: ClusterView, workers: Sequence[WorkerId]) -> Plan | None:
+    """Returns the fastest pipelines of some workers, of any number each; None if none can be made, or none are."""
+    baseline, shapes, maker = view.baseline, view.rules.shapes, view.maker
+    if shapes is None:
         return None
-    if not baseline.placement.unowned_layers(away):
-        plan = _without_lost(replace(view, lost=away, offer=None)).plan
-        return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin()))
-    if view.wait_s > 0:
-        return None
+    about = ("pipelines of", baseline, frozenset(workers))
+    return maker.once(about, lambda: regrouped(baseline, sorted(workers), shapes, maker=maker))
+
+
+def _replayed(plan: Plan, grid: Plan | None = None) -> RecoveryPlan:
+    """Whoever lacks what the plan gives it replays that; ``grid``: if the plan is that of another grid."""
+    actions = (Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin(grid=grid))
+    return RecoveryPlan(strategy="logging", actions=actions)
+
+
+def _replayed_by_neighbours(view: ClusterView, left: frozenset[WorkerId]) -> Iterator[RecoveryPlan]:
+    """The neighbours of the lost replay what these held, unless they cannot take so much."""
+    baseline, terms = view.baseline, view.rules.terms
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
-    costs = None if view.rules.terms is None else view.rules.terms.costs
-    left = frozenset(baseline.workers) - away
     try:
-        plan = takeover_plan(baseline, left, max_layers=2 * most, costs=costs)
+        plan = takeover_plan(baseline, left, max_layers=2 * most, costs=None if terms is None else terms.costs)
     except InfeasiblePlan:
-        return None
-    plan = view.maker.scheduled(plan, view.rules.terms)
-    return RecoveryPlan(strategy="logging", actions=(Abort(), TakeStock(), ReplayLayers(plan=plan), Rejoin(grid=plan)))
+        return
+    plan = view.maker.scheduled(plan, terms)
+    yield _replayed(plan, plan)
 
 
 def _shrunken(view: ClusterView, left: list[WorkerId], max_layers: int) -> Plan:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from holdfast.errors import ConfigError
 from holdfast.strategies.adaptive import ADAPTIVE
+from holdfast.strategies.auto import AUTO
 from holdfast.strategies.checkfreq import CHECKFREQ
 from holdfast.strategies.checkpoint_restart import CHECKPOINT_RESTART
 from holdfast.strategies.lossy_forward import LOSSY_FORWARD
@@ -20,7 +20,7 @@ from holdfast.strategies.templates import TEMPLATES
 __all__ = ["STRATEGIES", "names", "strategy_named"]
 
 _ROWS = (
-    replace(ADAPTIVE, name="auto"),  # the best one that there is
+    AUTO,
     ADAPTIVE,
     TEMPLATES,
     CHECKPOINT_RESTART,

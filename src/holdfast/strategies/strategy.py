@@ -34,6 +34,8 @@ class Strategy:
         logs: whether lost layers may be replayed from logs.
         loops: whether the loop of a user's script can have it: nobody is ever brought back by it.
         makes_pipelines: whether it makes other pipelines of the workers that are left.
+        chooses: whether it takes, of what the job can have, what is expected to make the most steps: it needs a profile
+            for that, and makes other pipelines only where it has one.
         takes_snapshots: whether workers keep copies of their state in memory.
         sets_interval: whether it sets how often checkpoints are made, where the job does not say.
     """
@@ -48,5 +50,6 @@ class Strategy:
     logs: bool = False
     loops: bool = False
     makes_pipelines: bool = False
+    chooses: bool = False
     takes_snapshots: bool = False
     sets_interval: bool = False

@@ -9,7 +9,7 @@ from holdfast.recovery.view import ClusterView
 from holdfast.strategies.answers import give_up, reroute
 from holdfast.strategies.strategy import Strategy
 
-__all__ = ["TEMPLATES", "templates"]
+__all__ = ["TEMPLATES", "memory_needs", "pipelines_need", "templates"]
 
 
 def templates(view: ClusterView) -> RecoveryPlan:
@@ -29,7 +29,8 @@ def templates(view: ClusterView) -> RecoveryPlan:
     return reroute(view, "templates")
 
 
-def _needs(job: Any) -> str:
+def pipelines_need(job: Any) -> str:
+    """Returns what a job lacks of which other pipelines are to be made."""
     if job.most_lanes > 1:
         return (
             "resilience.strategy: templates makes pipelines whose stages are one worker each, and the stages of this "
@@ -40,9 +41,14 @@ def _needs(job: Any) -> str:
             "resilience.strategy: with numerics fast a stage of several GPUs is sharded over them; expected adaptive, "
             "or equally many GPUs for each stage"
         )
+    return memory_needs(job)
+
+
+def memory_needs(job: Any) -> str:
+    """Returns what a job lacks whose workers have so much memory."""
     if job.resilience.worker_memory and job.train.profile is None:
         return "resilience.worker_memory: what layers take is not known; expected train.profile with it"
     return ""
 
 
-TEMPLATES = Strategy(name="templates", answer=templates, needs=_needs, makes_pipelines=True)
+TEMPLATES = Strategy(name="templates", answer=templates, needs=pipelines_need, makes_pipelines=True)

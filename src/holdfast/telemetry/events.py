@@ -38,6 +38,7 @@ __all__ = [
     "ExceptionRaised",
     "FaultInjected",
     "HandingOver",
+    "Held",
     "Installed",
     "JobEnded",
     "JobStarted",
@@ -48,6 +49,7 @@ __all__ = [
     "Parted",
     "Pinned",
     "PlanImproved",
+    "Predicted",
     "Preparing",
     "Reattached",
     "Rebuilt",
@@ -323,6 +325,36 @@ class LibraryFilled(_Event, frozen=True, tag="library-filled", kw_only=True):
     failures: int
 
 
+class Predicted(_Event, frozen=True, tag="predicted", kw_only=True):
+    """A loss is answered by the way that is expected to make the most steps until the next one.
+
+    Attributes:
+        chosen: its name.
+        steps: how many each of the ways is expected to make, by its name.
+        until_s: seconds until the next failure, on average, as far as anybody knows.
+    """
+
+    chosen: str
+    steps: tuple[tuple[str, float], ...]
+    until_s: float
+
+
+class Held(_Event, frozen=True, tag="held", kw_only=True):
+    """What was expected of such a way, and what came of it until the next failure, whoever has come meanwhile.
+
+    Attributes:
+        chosen: its name.
+        seconds: how long that was.
+        expected: steps in that time.
+        made: steps that were committed in it and had never been before.
+    """
+
+    chosen: str
+    seconds: float
+    expected: float
+    made: int
+
+
 class Migrating(_Event, frozen=True, tag="migrating", kw_only=True):
     """Workers change places from this generation on; periods in seconds.
 
@@ -501,6 +533,8 @@ Event = (
     | PlanImproved
     | LibraryFilled
     | HandingOver
+    | Predicted
+    | Held
     | Migrating
     | StepOps
     | StepOmitted

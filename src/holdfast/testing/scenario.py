@@ -13,6 +13,7 @@ from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 from holdfast.planning.migration import Migration
 from holdfast.planning.planner import Technique
+from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Rerouted
 from holdfast.protocol.worker import Engine
 from holdfast.recovery.audit import Sampling
@@ -124,6 +125,9 @@ class Scenario:
         raise_at_effect: workers in which an exception comes when they yield their n-th effect, whatever that is.
         tolerate: how many workers may be lost to exceptions within 100 steps.
         fewest: with how many workers strategy ``templates`` is to go on at least.
+        supposed: how fast the coordinator takes the cluster to be; None: it goes by no prices.
+        shapes: what it makes other pipelines by, where all load a checkpoint, with the planner's orders where there are
+            such; None: it makes none but alike ones.
         weighs: whether ``better`` is asked before a worker that was told to go does.
         delays: ranges of the delays.
         rates: how long everything takes, in place of ``delays``; None: what is drawn, and updates, loading and saving
@@ -166,6 +170,8 @@ class Scenario:
     raise_at_effect: tuple[tuple[WorkerId, int], ...] = ()
     tolerate: int = 0
     fewest: int = 0
+    supposed: Rates | None = None
+    shapes: Shapes | None = None
     weighs: bool = False
     delays: Delays = Delays()
     rates: Rates | None = None

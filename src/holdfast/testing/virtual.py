@@ -229,6 +229,8 @@ def _rules(scenario: Scenario, terms: Terms | None) -> JobRules:
         wait_s=scenario.wait_for_replacement,
         tolerate=scenario.tolerate,
         fewest=scenario.fewest,
+        rates=scenario.supposed,
+        shapes=scenario.shapes and replace(scenario.shapes, terms=terms),
         weighs=scenario.weighs,
     )
 

@@ -28,6 +28,7 @@ from holdfast.telemetry.events import (
     ExceptionRaised,
     FaultInjected,
     HandingOver,
+    Held,
     Installed,
     JobEnded,
     JobStarted,
@@ -39,6 +40,7 @@ from holdfast.telemetry.events import (
     Parted,
     Pinned,
     PlanImproved,
+    Predicted,
     Preparing,
     Reattached,
     Rebuilt,
@@ -132,6 +134,14 @@ TOLD = [
     (
         HandingOver(generation=5, takes=(("0.1", "2:4"), ("1.0", "1:2"))),
         "0.1 takes layers 2:4 over, 1.0 takes layers 1:2 over: generation 5",
+    ),
+    (
+        Predicted(chosen="load", steps=(("replay, by neighbours", 12.0), ("load", 1234.5)), until_s=3600.0),
+        "load: 1234 step(s) until the next failure, in 3600 s on average; compared with replay, by neighbours: 12",
+    ),
+    (
+        Held(chosen="load", seconds=51.2, expected=8.25, made=8),
+        "load: 8 step(s) were made in 51.2 s, 8.25 were expected",
     ),
     (MadeAgain(step=4, generation=2, why="too large"), "the updates of step 4 are made again: too large"),
     (Parted(worker="1.0", step=6), "worker 1.0 has left before step 6"),

@@ -49,8 +49,8 @@ def complaint(tree, *overrides):
         (
             "zzz",
             1,
-            "zzz: unknown key; known: checkpoint, control, data, grid, logging, model, name, optimizer, resilience, "
-            "resume, train",
+            "zzz: unknown key; known: checkpoint, cluster, control, data, grid, logging, model, name, optimizer, "
+            "resilience, resume, train",
         ),
         (
             "model.hieght",

@@ -10,7 +10,7 @@ from holdfast.core.profile import unit_costs
 from holdfast.core.slots import exchanged, slots_of
 from holdfast.core.validate import validate
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.migration import CROSSING_S, Migration, proposed
+from holdfast.planning.migration import Migration, proposed
 from holdfast.planning.planner import Technique
 from holdfast.planning.training import Rerouted, Terms, looked_up, planned_grid, regular_grid, rerouted
 
@@ -93,8 +93,8 @@ def migration(before_s=2.0, during_s=4.0, after_s=1.0, copy_s=10.0):
 
 def test_the_gain_is_counted_in_steps():
     copying = 10.0 + 2 * 4.0
-    done = copying / 4.0 + (100 - copying - 2 * CROSSING_S) / 1.0
-    assert migration().steps_gained(100.0) == pytest.approx(done - 50.0)
+    done = copying / 4.0 + (100 - copying - 2 * 0.5) / 1.0
+    assert replace(migration(), crossing_s=0.5).steps_gained(100.0) == pytest.approx(done - 50.0)
 
 
 def test_a_failure_that_comes_before_they_are_there_makes_it_a_loss():

@@ -6,8 +6,9 @@ from dataclasses import MISSING, fields
 
 from holdfast import parse_job
 from holdfast.core.placement import group_into_nodes
+from holdfast.core.profile import uniform_profile
 from holdfast.recovery.rules import JobRules
-from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, shapes_of, terms_of
+from holdfast.settings.planning import JobPlans, healthy_plan, keeping_of, rates_of, shapes_of, terms_of
 from holdfast.settings.rules import rules_of
 
 TREE = {
@@ -28,12 +29,16 @@ CHECKFREQ = {"strategy": "checkfreq", "wait_for_replacement": 9}
 SNAPSHOTS = {"strategy": "snapshots", "snapshot_every": 2}
 
 
-def rules(**sections):
+def rules(profile=None, **sections):
     job = parse_job(TREE | sections)
     layers, ties = 6, ((0, 5),)
     plan, terms = healthy_plan(job, layers, None, ties), terms_of(job, layers, None, ties)
     planned = JobPlans(
-        plan=plan, terms=terms, shapes=shapes_of(job, layers, None, terms), keeping=keeping_of(job, layers)
+        plan=plan,
+        terms=terms,
+        shapes=shapes_of(job, layers, profile, terms),
+        keeping=keeping_of(job, layers),
+        rates=profile and rates_of(profile, job.cluster),
     )
     nodes = group_into_nodes(plan.workers, 1)
     return rules_of(job, planned, ties=ties, nodes=nodes, job_id="j", directory="final")
@@ -45,8 +50,11 @@ def test_every_key_that_decisions_go_by_arrives():
         rules(resilience=CHECKFREQ, checkpoint={"every": 0}),
         rules(resilience=SNAPSHOTS, checkpoint={"every": 0}),
         rules(resilience={"strategy": "adaptive"}, logging={"use": "on"}),
+        rules(uniform_profile(6), resilience={"strategy": "auto"}, checkpoint={"every": "auto"}),
     )
     told = {each.name for rules in made for each in fields(JobRules) if getattr(rules, each.name) != each.default}
     assert told == {each.name for each in fields(JobRules)}
     assert [each.name for each in fields(JobRules) if each.default is MISSING] == ["steps"]
+    assert rules(resilience={"strategy": "auto"}).shapes is None, "of what nothing is known no pipelines are made"
+    assert rules(uniform_profile(6), resilience={"strategy": "adaptive"}).rates is None, "it compares nothing"
     assert (made[0].steps, made[0].wait_s, made[0].fewest, made[0].weighs) == (9, 9.0, 4, True)

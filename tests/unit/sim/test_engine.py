@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.config.job import Cluster
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import LayerProfile, Link, Profile, costs_from_profile
 from holdfast.errors import ConfigError
@@ -19,7 +20,7 @@ from holdfast.schedule.builders import regular_plan
 from holdfast.sim.engine import Prepared, simulate
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.ledger import Part
-from holdfast.sim.prepare import Assumed, speeds_of
+from holdfast.sim.prepare import speeds_of
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.strategies.registry import STRATEGIES
 from holdfast.telemetry.events import (
@@ -55,7 +56,7 @@ PROFILE = Profile(
 )
 PLAN = regular_plan(3, split_evenly(LAYERS, 2), 4)
 COSTS = costs_from_profile(PROFILE)
-SPEEDS = speeds_of(PROFILE, Assumed())
+SPEEDS = speeds_of(PROFILE, Cluster())
 MACHINES = len(PLAN.workers)
 EXACT = sorted(name for name, row in STRATEGIES.items() if row.exact)
 
@@ -172,7 +173,7 @@ def test_with_too_few_machines_a_job_begins_later():
 
 def test_another_price_is_another_outcome():
     failing = world(lost(600.0, 1), comes(700.0, MACHINES))
-    slow = speeds_of(PROFILE, Assumed(load=10e6, start_s=60.0))
+    slow = speeds_of(PROFILE, Cluster(load=10e6, start_s=60.0))
     cheap, dear = (
         simulate(job("checkpoint-restart"), failing, speeds).parts[Part.RESTART] for speeds in (SPEEDS, slow)
     )
@@ -188,7 +189,7 @@ def test_several_workers_of_one_machine_are_lost_together():
 
 
 def test_whoever_is_given_state_for_many_steps_computes_once_it_has_it():
-    slow = speeds_of(PROFILE, Assumed(copy=5e6))  # 120 s, which are 28 steps
+    slow = speeds_of(PROFILE, Cluster(copy=5e6))  # 120 s, which are 28 steps
     outcome = simulate(job(), world(lost(600.0, 1), comes(700.0, MACHINES)), slow)
     ((synced, event),) = of(outcome, Synced)
     entered, whole = (at for at, each in of(outcome, Installed) if each.strategy == "boundary")
@@ -236,7 +237,7 @@ def test_what_cannot_be_simulated_yet_is_told():
 
 def test_a_checkpoint_that_is_complete_only_after_a_loss_is_of_use_at_the_next():
     """It is of a later step than those that are run again meanwhile: they need not be run any further."""
-    slow = speeds_of(PROFILE, Assumed(save=5e6))
+    slow = speeds_of(PROFILE, Cluster(save=5e6))
     period = simulate(job("checkpoint-restart"), world(), slow).healthy_s
     first = 100.5 * period + 2  # the checkpoint of step 100 is being written
     once = simulate(job("checkpoint-restart"), world(lost(first, 1), comes(first + 1, 6)), slow)

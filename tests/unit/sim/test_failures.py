@@ -155,3 +155,29 @@ def test_a_world_that_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match="machine 1 comes at 1 s, and has been there before"):
         check(world(Happening(at_s=1, kind=Kind.COMES, machine=1)))
     assert Failures(kind="periodic", gap_s=random.Random(0).uniform(1, 2)).draw(1, 5.0, "").failures == 1
+
+
+def test_bursts_come_when_they_are_said_to_and_are_as_dense():
+    """A failure every 20 h, and for one hour in eight one every 2 minutes."""
+    failures = parse_failures("bursts:mtbf=20h,every=8h,lasts=1h,burst=2m,repair=10m")
+    worlds = [check(failures.draw(64, 24 * HOUR, str(seed))) for seed in range(20)]
+    lost = [each.at_s / HOUR for world in worlds for each in world.happenings if each.kind is Kind.LOST]
+    within = [at for at in lost if at % 8 >= 7]
+    assert len(within) / 20 == pytest.approx(3 * 30, rel=0.1)
+    assert (len(lost) - len(within)) / 20 == pytest.approx(21 / 20, rel=0.5)
+    assert failures.draw(64, 24 * HOUR, "3") == worlds[3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bursts:mtbf=20h,every=8h,lasts=8h,burst=2m",
+        "bursts:mtbf=20h,every=8h,lasts=1h",
+        "poisson:mtbf=20h,burst=2m",
+        "weibull:mtbf=17h",
+        "racks:mtbf=17h,shape=2",
+    ],
+)
+def test_what_does_not_go_together_is_told(text):
+    with pytest.raises(ConfigError, match=re.escape(f"--trace {text}: ")):
+        parse_failures(text)

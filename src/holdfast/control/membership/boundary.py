@@ -186,7 +186,7 @@ def on_checkpointed(state: Membership) -> Decision:
     """A checkpoint is complete: where their interval is set by what they cost, all go over to another if it pays."""
     if state.cadence is None or state.phase is not Phase.RUNNING or state.interval != state.cadence.every:
         return state, ()  # in the last case all are about to go over to another one: that comes first
-    cadence = reconsider(state.cadence)
+    cadence = reconsider(state.cadence, state.expected_s if state.rules.follows_failures else 0.0)
     if cadence.usual is None or cadence.wanted == cadence.every:
         return replace(state, cadence=cadence), ()
     text = (

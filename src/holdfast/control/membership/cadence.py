@@ -1,11 +1,11 @@
-"""How often checkpoints are made where a strategy sets that itself: by what they cost, and CheckFreq's rule."""
+"""How often checkpoints are made where the job does not say: by what they cost, and CheckFreq's or Young's rule."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from holdfast.control.messages import ShardWritten
-from holdfast.recovery.checkfreq import checkpoint_interval
+from holdfast.recovery.checkfreq import checkpoint_interval, youngs_interval
 
 __all__ = ["Cadence", "note_step", "note_written", "reconsider"]
 
@@ -65,12 +65,18 @@ def note_written(cadence: Cadence, written: ShardWritten) -> Cadence:
     return replace(cadence, newest=newest)
 
 
-def reconsider(cadence: Cadence) -> Cadence:
-    """Returns the cadence once a checkpoint is complete: what the rule makes of its costs is wanted from now on."""
+def reconsider(cadence: Cadence, between_s: float = 0.0) -> Cadence:
+    """Returns the cadence once a checkpoint is complete: what the rule makes of its costs is wanted from now on.
+
+    Args:
+        cadence: so far.
+        between_s: seconds until one is needed, for Young's rule; 0: by CheckFreq's.
+    """
     if not cadence.step_s or not cadence.newest.write_s:
         return cadence
     usual = _mixed(cadence.usual, cadence.newest)
-    interval = checkpoint_interval(usual.stall_s, usual.write_s, cadence.step_s)
+    costs = usual.stall_s, usual.write_s, cadence.step_s
+    interval = youngs_interval(*costs, between_s) if between_s else checkpoint_interval(*costs)
     kept = SHORTER * cadence.every <= interval <= LONGER * cadence.every
     return replace(cadence, usual=usual, wanted=cadence.every if kept else interval)
 

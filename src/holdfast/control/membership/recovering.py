@@ -9,6 +9,7 @@ from holdfast.control.membership.blame import Program, described, judge, recent
 from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.counting import work_of
 from holdfast.control.membership.ending import end_job
+from holdfast.control.membership.foreseeing import foresee
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -56,7 +57,8 @@ def plan_recovery(state: Membership, lost: frozenset[WorkerId], offer: Rerouted 
 def stop_waiting(state: Membership) -> Decision:
     """Whoever was waited for has not come: the others go on without."""
     recovery = strategy_named(state.rules.strategy).answer(replace(view_of(state, state.absent), waited=True))
-    return carry_out(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
+    state, foreseen = foresee(replace(state, forming=replace(state.forming, wait_until=None)), recovery)
+    return prefixed(foreseen, carry_out(state, recovery))
 
 
 def unplanned(state: Membership) -> tuple[frozenset[WorkerId], ...]:
@@ -100,15 +102,16 @@ def _answer(state: Membership) -> Decision:
         return _blame(state, program)
     recovery = state.prospects.planned.get(state.absent) or plan_recovery(state, state.absent)
     told: tuple[Output, ...] = ()
-    if not recovery.keeps_state:  # what could be loaded may be something else by now; and spares can load it, too
+    if recovery.weighed or not recovery.keeps_state:  # what could be loaded may be something else; spares can, too
         state, told = seat(state) if state.restoring.restorable else (state, ())
         recovery = plan_recovery(state, state.absent)
     if not state.present:  # nobody is there to load anything, or to wait for others
         return _save_all(state)
     state = replace(state, doubts=replace(state.doubts, reformations=0), prospects=replace(state.prospects, planned={}))
+    state, foreseen = foresee(state, recovery)
     state, more = carry_out(state, recovery)
     # Whoever is waited for may be here already: who was about to enter, and has no state, can load it.
-    return prefixed((*told, *more), restore_if_whole(state) if state.phase is Phase.WAITING else (state, ()))
+    return prefixed((*told, *foreseen, *more), restore_if_whole(state) if state.phase is Phase.WAITING else (state, ()))
 
 
 def _taken_for_over(state: Membership) -> Membership:

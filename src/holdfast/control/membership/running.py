@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from holdfast.control.messages import Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
+from holdfast.planning.course import Course
 from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
 
-__all__ = ["Promised", "Prospects", "RefusedMove", "Reports", "Running", "Situation", "Upcoming"]
+__all__ = ["Foreseen", "Promised", "Prospects", "RefusedMove", "Reports", "Running", "Situation", "Upcoming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +141,23 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What is expected of the way that answered the last loss.
+
+    Attributes:
+        chosen: its name.
+        course: what was expected of it.
+        at_s: when, in seconds of the coordinator's clock.
+        step: how many were committed by then.
+    """
+
+    chosen: str
+    course: Course
+    at_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospects:
     """What was planned ahead, and how often failures were seen to come. None of it is stored.
 
@@ -150,6 +168,7 @@ class Prospects:
         weighed: the last situation in which nothing better was known, and why.
         began: when steps were first seen to run, in seconds of the coordinator's clock; None before.
         losses: how many times workers were lost since.
+        foreseen: what is expected of the last answer; None where it was compared with none.
     """
 
     planned: Mapping[frozenset[WorkerId], RecoveryPlan] = field(default_factory=dict)
@@ -158,6 +177,7 @@ class Prospects:
     weighed: tuple[Situation, str] | None = None
     began: float | None = None
     losses: int = 0
+    foreseen: Foreseen | None = None
 
     def answered(self, lost: frozenset[WorkerId], recovery: RecoveryPlan) -> Prospects:
         """Returns them with one more answer."""

@@ -50,6 +50,9 @@ __all__ = [
     "tell_each",
 ]
 
+_SUPPOSED_S = 6 * 3600.0
+"""How often something fails where nothing is known of it."""
+
 
 class Phase(StrEnum):
     """Where the job is."""
@@ -323,6 +326,18 @@ class Membership:
         if self.prospects.began is None or self.watch.now is None or self.prospects.losses == 0:
             return None
         return (self.watch.now - self.prospects.began) / self.prospects.losses
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds until the next failure, on average: as the job says, else as so far, if six hours had gone before.
+
+        So long as little is known, that says it; each failure, and each hour without one, counts against it.
+        """
+        if self.rules.failure_every_s > 0:
+            return self.rules.failure_every_s
+        began, now = self.prospects.began, self.watch.now
+        passed_s = 0.0 if began is None or now is None else now - began
+        return (passed_s + _SUPPOSED_S) / (self.prospects.losses + 1)
 
     @property
     def all_joined(self) -> bool:

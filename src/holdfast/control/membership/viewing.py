@@ -31,6 +31,7 @@ def view_of(state: Membership, lost: frozenset[WorkerId]) -> ClusterView:
         coming=bool(state.roster.expected & lost),
         updates_ahead=state.running.staggered,
         spares=len(state.roster.spares),
+        expected_s=state.expected_s,
         maker=state.maker,
         logs=state.rules.logging is not None and not state.restoring.unlogged,
     )
