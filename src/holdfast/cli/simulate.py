@@ -107,7 +107,7 @@ def _systems(
     """Each system as a row, and what becomes of the job by it."""
     if not names:
         return ()
-    shapes = row("templates").shapes if OOBLECK in names else None
+    shapes = row("templates").rules.shapes if OOBLECK in names else None
     facts = facts_of(job, row(job.resilience.strategy), speeds, shapes)
     places = len(facts.pipelines_of)
     return tuple(

@@ -231,13 +231,18 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
 
 
 def _choices(path: str) -> list[str]:
-    """The texts that a key with a fixed set of values takes; every such key lies in a section of the job."""
+    """The texts that a key with a fixed set of values takes; every such key lies in a section of the job.
+
+    One that takes numbers, too, has these as a type beside the texts.
+    """
     section, _, key = path.partition(".")
     kinds = _kinds(section)
     if key == "kind":
         return [str(kind.__struct_config__.tag) for kind in kinds]
-    hints = typing.get_type_hints(kinds[0])
-    return [str(choice) for choice in typing.get_args(hints[key])]
+    found: list[str] = []
+    for choice in typing.get_args(typing.get_type_hints(kinds[0])[key]):
+        found += ["a whole number"] if choice is int else map(str, typing.get_args(choice) or (choice,))
+    return found
 
 
 def _kinds(path: str) -> tuple[Any, ...]:

@@ -15,7 +15,6 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.errors import ConfigError
-from holdfast.planning.reshaping import Shapes
 from holdfast.planning.training import Terms
 from holdfast.recovery.choice import Sizes
 from holdfast.recovery.rules import JobRules
@@ -159,7 +158,6 @@ class CoordinatorSpec:
         job: the job.
         rules: what it says once and for all.
         plan: of the healthy grid.
-        shapes: what pipelines of whoever is left are made by; None if none are made.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
         store: path of the decisions, or where in etcd they are; those that are there already are taken up.
@@ -184,7 +182,6 @@ class CoordinatorSpec:
     facts: Facts
     host: str
     port: int
-    shapes: Shapes | None = None
     library: str | None = None
     resume: ResumeFrom | None = None
     socket: str | None = None

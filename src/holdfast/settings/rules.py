@@ -55,7 +55,7 @@ def rules_of(
         tolerate=resilience.tolerate,
         fewest=0 if planned.shapes is None else planned.shapes.fewest,
         rates=planned.rates if job.strategy.chooses else None,
-        shapes=planned.shapes if job.strategy.chooses else None,
+        shapes=planned.shapes,
         weighs=planned.shapes is not None,
     )
 

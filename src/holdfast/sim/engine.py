@@ -42,7 +42,6 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, costs_from_profile
 from holdfast.errors import ConfigError, InternalError
-from holdfast.planning.reshaping import Shapes
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
 from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, replaying_seconds, step_seconds
 from holdfast.recovery.rules import JobRules
@@ -97,14 +96,12 @@ class Prepared:
     Attributes:
         rules: what it says once and for all; of its steps there are as many as fit into the time.
         plan: of the whole grid.
-        shapes: by which other pipelines are made; None where the strategy makes none.
         plans: those that were made of it so far, which serve all its runs.
         workers_per_machine: how many consecutive workers run on one machine.
     """
 
     rules: JobRules
     plan: Plan
-    shapes: Shapes | None = None
     workers_per_machine: int = 1
     plans: RememberedPlans = field(default_factory=RememberedPlans, compare=False)
 
@@ -178,7 +175,8 @@ class _Run:
         self._rates: list[tuple[float, float | None]] = []
         self._events: list[tuple[float, Event]] = []
         self._failures = self._loads = self._restarts = self._generations = 0
-        self._reshaper = None if job.shapes is None else Reshaper(job.shapes, job.plans.reshaped)
+        shapes = job.rules.shapes
+        self._reshaper = None if shapes is None else Reshaper(shapes, job.plans.reshaped)
         self._asking = Asking(self._clock)
         self._answered: RecoveryPlan | None = None
         self._holdings, self._boundary = Holdings(), Boundary()

@@ -109,4 +109,4 @@ def prepared(job: Job, profile: Profile) -> Prepared:
     nodes = group_into_nodes(plans.plan.workers, job.grid.workers_per_node)
     rules = rules_of(job, plans, ties=ties, nodes=nodes, job_id="simulated", directory="simulated")
     rules = replace(rules, steps=_FOREVER)
-    return Prepared(rules=rules, plan=plans.plan, shapes=plans.shapes, workers_per_machine=job.grid.workers_per_node)
+    return Prepared(rules=rules, plan=plans.plan, workers_per_machine=job.grid.workers_per_node)

@@ -102,6 +102,9 @@ def ways(view: ClusterView, layers: tuple[int, ...]) -> Iterator[RecoveryPlan]:
         view: the cluster.
         layers: that nobody holds.
 
+    Raises:
+        InfeasiblePlan: behind all that is possible, if no grid of those who are left can hold the model.
+
     Source: SWIFT, section 5, for what is replayed.
     """
     baseline, away = view.baseline, view.lost - view.entering
@@ -122,8 +125,13 @@ def ways(view: ClusterView, layers: tuple[int, ...]) -> Iterator[RecoveryPlan]:
         if replays and not whole:
             yield from _replayed_by_neighbours(view, frozenset(left))
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
-    plan = _shrunken(view, left, 2 * most)
-    yield resume("fallback", plan, ReplaceGrid(plan=plan), load)
+    try:
+        plan = _shrunken(view, left, 2 * most)
+    except InfeasiblePlan:
+        if pipelines_of(view, left) is None:
+            raise
+    else:
+        yield resume("fallback", plan, ReplaceGrid(plan=plan), load)
     if (found := pipelines_of(view, left)) is not None:
         yield resume("fallback", found, ReplaceGrid(plan=found), load)
 

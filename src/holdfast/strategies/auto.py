@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.core.plan import Plan
-from holdfast.errors import InternalError
+from holdfast.errors import InfeasiblePlan, InternalError
 from holdfast.planning.course import Course, handed_over
 from holdfast.recovery.actions import (
     Await,
@@ -19,7 +19,7 @@ from holdfast.recovery.actions import (
 )
 from holdfast.recovery.rates import Rates, step_seconds
 from holdfast.recovery.view import ClusterView
-from holdfast.strategies.answers import give_up, pipelines_of, reroute, resume, ways
+from holdfast.strategies.answers import fall_back, give_up, pipelines_of, reroute, resume, ways
 from holdfast.strategies.strategy import Strategy
 from holdfast.strategies.templates import memory_needs
 
@@ -38,18 +38,34 @@ def auto(view: ClusterView) -> RecoveryPlan:
 
 def _best(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
     """The best of all ways; the first of them where nothing is known of times, or there is no other one."""
-    found, rates = list(ways(view, layers)), view.rules.rates
-    if view.rules.shapes is not None and not view.coming:  # whoever comes enters a smaller grid, too
-        found = [each for each in found if not isinstance(each.actions[-1], Await)] or found
+    rates = view.rules.rates
+    if rates is None:
+        return fall_back(view, layers)
+    found = _possible(view, layers)
     if not found:
         return give_up("fallback", layers)
-    if rates is None or len(found) == 1:
+    if len(found) == 1:
         return found[0]
     courses = [course_of(each, view, rates) for each in found]
-    steps = [course.steps(view.expected_s) for course in courses]
+    left_s = max(1, view.rules.steps - view.step) * min(each.period_s for each in courses)
+    steps = [each.steps(min(view.expected_s, left_s)) for each in courses]
     names, best = [_name(each) for each in found], steps.index(max(steps))
     weighed = tuple(zip(names, steps, strict=True))
     return replace(found[best], course=courses[best], weighed=weighed, chosen=names[best])
+
+
+def _possible(view: ClusterView, layers: tuple[int, ...]) -> list[RecoveryPlan]:
+    """All ways, but to wait for somebody who is not on the way where a smaller grid can take whoever comes."""
+    found: list[RecoveryPlan] = []
+    try:
+        for each in ways(view, layers):
+            found.append(each)
+    except InfeasiblePlan:
+        if not found:
+            raise
+    if view.rules.shapes is None or view.coming:
+        return found
+    return [each for each in found if not isinstance(each.actions[-1], Await)] or found
 
 
 def course_of(recovery: RecoveryPlan, view: ClusterView, rates: Rates) -> Course:
@@ -80,7 +96,8 @@ def course_of(recovery: RecoveryPlan, view: ClusterView, rates: Rates) -> Course
     if evened is None or shapes is None or (later_s := period_s(evened)) >= own_s:
         return Course(still_s=still_s, period_s=own_s)
     most = -(-plan.placement.num_layers // shapes.least_workers(len(workers)))
-    copy_s = rates.copying_s(range(most)) + (rates.start_s if view.coming else 0.0)
+    comes_s = rates.start_s if len(workers) > len(plan.workers) else 0.0
+    copy_s = comes_s + rates.copying_s(range(most))
     course = handed_over(own_s, later_s, copy_s, rates.connect_s)
     return replace(course, still_s=course.still_s + still_s)
 

@@ -46,6 +46,8 @@ def complaint(tree, *overrides):
     [
         ("grid.stagse", 2, "grid.stagse: unknown key; did you mean stages?"),
         ("gird", {}, "gird: unknown key; did you mean grid?"),
+        ("checkpoint.every", "often", "checkpoint.every: expected one of a whole number, auto, got 'often'"),
+        ("cluster.start_s", 0, "cluster.start_s: expected `float` > 0.0, got 0"),
         (
             "zzz",
             1,
@@ -640,6 +642,9 @@ def test_checkfreq_sets_its_own_interval_unless_one_is_given():
     own, given, none = (parse_job(JOB, overrides) for overrides in (waits, (*waits, "checkpoint.every=7"), ()))
     assert (own.sets_interval, given.sets_interval, none.sets_interval) == (True, False, False)
     assert (own.checkpoint_every, given.checkpoint_every, none.checkpoint_every) == (10, 7, 0)
+    young = parse_job(with_value("checkpoint.every", "auto"))
+    assert (young.checkpoint_every, young.sets_interval, young.follows_failures) == (10, True, True)
+    assert not own.follows_failures
 
 
 def test_spares_are_named_as_one_more_pipeline_would_be():

@@ -53,6 +53,14 @@ def test_the_rule_is_that_of_checkfreq(stall_s, write_s, wanted):
     assert reconsider(measured).wanted == wanted
 
 
+@pytest.mark.parametrize(("between_s", "wanted"), [(3600.0, 190), (360.0, 60), (1.0, 10)])
+def test_where_it_follows_failures_the_rule_is_youngs(between_s, wanted):
+    """The root of 2 x 0.05 x 3600, over 0.1; half as long is not worth a generation."""
+    measured = replace(TEN, step_s=0.1, newest=CheckpointCost(stall_s=0.05, write_s=0.5))
+    assert reconsider(measured, between_s).wanted == wanted
+    assert reconsider(measured).wanted == 15, "by CheckFreq's, whatever fails"
+
+
 def test_nothing_is_wanted_before_anything_is_measured():
     assert reconsider(TEN) == TEN
     assert reconsider(replace(TEN, step_s=0.1)).wanted == 10

@@ -71,7 +71,7 @@ def job(strategy="adaptive", **rules):
         known["keeping"] = COSTS
     if STRATEGIES[strategy].takes_snapshots:
         known["snapshot_every"] = 5
-    return Prepared(rules=JobRules(**{**known, "strategy": strategy, **rules}), plan=PLAN, shapes=shapes)
+    return Prepared(rules=JobRules(**{**known, "strategy": strategy, "shapes": shapes, **rules}), plan=PLAN)
 
 
 def world(*happenings, hours=1.0, machines=MACHINES):
@@ -201,7 +201,8 @@ def test_whoever_is_given_state_for_many_steps_computes_once_it_has_it():
 def test_other_pipelines_are_asked_for_again_and_again_as_they_may_pay_later():
     """Nothing happens in between; the longer nothing fails, the longer nothing is expected to."""
     dear = job("templates", checkpoint_every=0)
-    dear = replace(dear, shapes=replace(dear.shapes, copy_s=(60.0,) * LAYERS))
+    slower = replace(dear.rules.shapes, copy_s=(60.0,) * LAYERS)
+    dear = replace(dear, rules=replace(dear.rules, shapes=slower))
     outcome = simulate(dear, world(lost(60.0, 1)), SPEEDS)
     (later, told), *_ = of(outcome, Notice)
     ((handed, _),) = of(outcome, HandingOver)

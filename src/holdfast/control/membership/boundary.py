@@ -186,12 +186,14 @@ def on_checkpointed(state: Membership) -> Decision:
     """A checkpoint is complete: where their interval is set by what they cost, all go over to another if it pays."""
     if state.cadence is None or state.phase is not Phase.RUNNING or state.interval != state.cadence.every:
         return state, ()  # in the last case all are about to go over to another one: that comes first
-    cadence = reconsider(state.cadence, state.expected_s if state.rules.follows_failures else 0.0)
+    between_s = state.expected_s if state.rules.follows_failures else 0.0
+    cadence = reconsider(state.cadence, between_s)
     if cadence.usual is None or cadence.wanted == cadence.every:
         return replace(state, cadence=cadence), ()
     text = (
         f"a checkpoint holds training up for {cadence.usual.stall_s * 1e3:.3g} ms and is written after "
-        f"{cadence.usual.write_s * 1e3:.3g} ms, a step takes {cadence.step_s * 1e3:.3g} ms: "
+        f"{cadence.usual.write_s * 1e3:.3g} ms, a step takes {cadence.step_s * 1e3:.3g} ms"
+        f"{f', and a failure comes every {between_s / 3600:.3g} h' if between_s else ''}: "
         f"one after every {cadence.wanted} steps now, not {cadence.every}"
     )
     told = Record(event=Notice(worker="coordinator", text=text))

@@ -85,7 +85,6 @@ class Briefing:
             job=self.job,
             rules=self.rules,
             plan=planned.plan,
-            shapes=planned.shapes,
             library=None if planned.terms is None else str(run_dir / "plans"),
             token=self.token,
             store=self.store,

@@ -143,7 +143,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
 
 
 def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
-    shapes = spec.shapes
+    shapes = spec.rules.shapes
     found: tuple[Adviser, ...] = () if shapes is None else (Reshaper(shapes),)
     if spec.library is not None:
         found += (PlanLookup(Path(spec.library), lambda text: _note(log, text)),)
