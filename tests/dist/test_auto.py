@@ -47,3 +47,13 @@ def test_with_a_profile_other_pipelines_are_made_and_without_it_none(runs, profi
     assert events_of(remade, HandingOver)
     plain = runs.survives("small", "kill:1.1@2:backward", overrides=job, healthy=healthy)
     assert not events_of(plain, HandingOver)
+
+
+def test_so_many_workers_begin_as_the_best_pipelines_of_them_with_the_same_bits(runs, profiled):
+    job = ("grid.pipelines=2", "grid.stages=2", "grid.microbatches=3", "model.layers=6", "train.steps=4")
+    healthy = runs.healthy("small", job)
+    five = (*job, *profiled, "resilience.smallest_pipeline=2", "grid.workers=5")
+    assert sorted(runs.job("small", five).grid.depths) == [2, 3]
+    summary = runs.train("small", overrides=five)
+    assert (summary.weights_sha256, summary.final_loss) == (healthy.weights_sha256, healthy.final_loss)
+    assert len(events_of(summary, WorkerReady)) == 5

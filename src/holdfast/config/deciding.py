@@ -31,6 +31,7 @@ _NEVER = (
     "resilience",
     "checkpoint",
     "logging",
+    "cluster",
     "control",
 )
 _IN_FAST_NUMERICS = (

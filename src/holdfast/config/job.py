@@ -292,6 +292,10 @@ class Grid(_Plain, frozen=True, kw_only=True):
         layout: pipelines that are not alike, in place of the three: a list of ``stages``, the layers of each stage,
             ``microbatches``, and if stages have several GPUs ``gpus``, one number per stage. With ``--set`` it replaces
             the file's three.
+        workers: in place of all that: the pipelines of so many workers, of any number each, that are the fastest by
+            ``train.profile``, and as short as ``resilience.worker_memory`` or ``smallest_pipeline`` lets them be.
+            ``--set grid.workers=7`` keeps the micro-batches of the file's grid, and so trains to the same bits.
+        global_microbatches: of a step, with ``workers``.
         gpus_per_stage: GPUs of each stage: with ``exact`` numerics so many workers of one node, which hold the same
             layers and take micro-batches by turns; with ``fast`` one worker, sharded (docs/stages.md).
         microbatch_size: samples of a micro-batch.
@@ -302,6 +306,8 @@ class Grid(_Plain, frozen=True, kw_only=True):
     stages: Positive | msgspec.UnsetType = msgspec.UNSET
     microbatches: Positive | msgspec.UnsetType = msgspec.UNSET
     layout: tuple[PipelineLayout, ...] = ()
+    workers: Positive | msgspec.UnsetType = msgspec.UNSET
+    global_microbatches: Positive | msgspec.UnsetType = msgspec.UNSET
     gpus_per_stage: Gpus = 1
     microbatch_size: Positive = 1
     workers_per_node: Positive = 1
@@ -309,6 +315,14 @@ class Grid(_Plain, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         alike = {"pipelines": self.pipelines, "stages": self.stages, "microbatches": self.microbatches}
         given = [name for name, value in alike.items() if value is not msgspec.UNSET]
+        found = {"workers": self.workers, "global_microbatches": self.global_microbatches}
+        if unset := [name for name, value in found.items() if value is msgspec.UNSET]:
+            if len(unset) == 1:
+                raise ValueError(f"Expected workers and global_microbatches; missing: {unset[0]}")
+        elif beside := [*given, *["layout"] * bool(self.layout), *["gpus_per_stage"] * (self.gpus_per_stage > 1)]:
+            raise ValueError(f"Expected workers, whose pipelines are found, or what these are, got both: {beside[0]}")
+        else:
+            return
         if len(given) < len(alike) and not self.layout:
             missing = ", ".join(name for name in alike if name not in given)
             raise ValueError(f"Expected pipelines, stages and microbatches, or layout instead; missing: {missing}")

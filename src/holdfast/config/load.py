@@ -38,6 +38,7 @@ from holdfast.config.job import (
     Train,
     VitModel,
 )
+from holdfast.config.laying_out import laid_out
 from holdfast.core.placement import MOST_LAYERS
 from holdfast.errors import ConfigError
 from holdfast.parsing import parsing
@@ -124,6 +125,10 @@ def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
         job = msgspec.convert(tree, Job)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
+    try:
+        job = laid_out(job)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     _check(job, source)
     if complaint := _without_effect(job, tree):
         raise ConfigError(f"{source}: {complaint}")
@@ -155,7 +160,19 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {name} is a value, it has no keys below it")
     with parsing(lambda _: ConfigError(f"--set {override}: {text!r} is not a YAML value")):
         value = _read_yaml(text, f"--set {path}")
-    node[last] = _layout_of(node, value) if path == "grid.layout" else value
+    if path == "grid.layout":
+        value = _layout_of(node, value)
+    elif path == "grid.workers":
+        _keep_microbatches(node)
+    node[last] = value
+
+
+def _keep_microbatches(grid: dict[str, Any]) -> None:
+    """A number of workers takes the place of pipelines, and the micro-batches of a step stay as many as they were."""
+    layout, alike = grid.pop("layout", None), [grid.pop(key, None) for key in ("pipelines", "microbatches", "stages")]
+    counts = [each.get("microbatches") if isinstance(each, dict) else None for each in layout or ()] or alike[:2]
+    if "global_microbatches" not in grid and all(isinstance(each, int) for each in counts):
+        grid["global_microbatches"] = sum(counts) if layout else math.prod(counts)
 
 
 def _layout_of(grid: dict[str, Any], value: Any) -> Any:

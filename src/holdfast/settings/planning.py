@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat
 
 from holdfast.config.job import BertModel, Cluster, GptModel, Grid, Job
+from holdfast.config.laying_out import held_in, stages_in, sums_of
 from holdfast.config.load import check_cuts
 from holdfast.config.profiles import load_profile
 from holdfast.core.placement import LayerRange, home_placement, split_evenly
@@ -20,7 +21,7 @@ from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.mapping import best_templates
-from holdfast.planning.templates.stages import StageTable, stage_table, table_of
+from holdfast.planning.templates.stages import StageTable, table_of
 from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
 from holdfast.recovery.rates import Rates
 from holdfast.schedule.builders import home_plan
@@ -186,8 +187,7 @@ def _stage_table(job: Job, num_layers: int, profile: Profile | None) -> StageTab
     """What stages of one worker take; of layers that are all alike no memory is known."""
     if profile is None:
         return table_of(unit_costs(num_layers))
-    copies, sums = _held(job)
-    return stage_table(profile, 1, memory_bytes=job.resilience.worker_memory or None, copies=copies, sums=sums)
+    return stages_in(job, profile)
 
 
 def _counting_state(job: Job, profile: Profile | None, terms: Terms) -> Terms:
@@ -195,16 +195,6 @@ def _counting_state(job: Job, profile: Profile | None, terms: Terms) -> Terms:
     if profile is None:
         return terms
     return replace(terms, costs=costs_of_job(job, profile))
-
-
-def sums_of(job: Job) -> int:
-    """Returns how many sizes of the parameters sums of gradients take: exact ones have float64 for float32."""
-    return 2 if job.train.numerics == "exact" else 1
-
-
-def _held(job: Job) -> tuple[int, int]:
-    """How often a worker holds parameters and optimizer state, and how many sizes of the parameters its sums take."""
-    return 2 if job.resilience.commit == "shadow" else 1, sums_of(job)
 
 
 def _by_memory(job: Job, table: StageTable) -> int:
@@ -227,7 +217,7 @@ def _costs(num_layers: int, profile: Profile | None) -> Costs:
 
 def costs_of_job(job: Job, profile: Profile) -> Costs:
     """Returns costs in seconds and bytes, with the memory that a worker's state takes in this job."""
-    copies, sums = _held(job)
+    copies, sums = held_in(job)
     return costs_from_profile(profile, copies=copies, sums=sums)
 
 

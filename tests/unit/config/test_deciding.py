@@ -43,6 +43,7 @@ def told(saved, wanted):
         "resilience.spares=2",
         "checkpoint.every=9",
         "control.hang_s=9",
+        "cluster.start_s=9",
         "train.audit_every=10",
         "data.path=/elsewhere",
         "model.checkpoint_activations=true",
@@ -70,6 +71,8 @@ def test_every_other_key_of_every_section_counts():
         keys = {f"{section}.{field.name}" for field in msgspec.structs.fields(struct)}
         assert keys - set(values) <= {
             "model.checkpoint_activations",
+            "grid.workers",  # it is told as the layout that was found
+            "grid.global_microbatches",
             "grid.workers_per_node",
             "train.audit_every",
             "train.compare_every",
@@ -81,6 +84,7 @@ def test_every_other_key_of_every_section_counts():
         "resilience",
         "checkpoint",
         "logging",
+        "cluster",
         "control",
         "resume",
     }

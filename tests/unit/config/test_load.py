@@ -12,7 +12,10 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 from holdfast.strategies.registry import STRATEGIES
 
-GRID = "gpus_per_stage, layout, microbatch_size, microbatches, pipelines, stages, workers_per_node"
+GRID = (
+    "global_microbatches, gpus_per_stage, layout, microbatch_size, microbatches, pipelines, stages, workers, "
+    "workers_per_node"
+)
 JOB = {
     "name": "small",
     "model": {"kind": "gpt", "layers": 2, "width": 32, "heads": 4},
