@@ -42,6 +42,7 @@ def test_workers_take_the_places_of_lost_ones(runs, tmp_path, name, layers_ms, s
             f"train.steps={steps}",
             f"train.profile={path}",
             "train.technique=staggered",
+            "resilience.strategy=adaptive",
             "resilience.tolerate=2",
             "resilience.failure_every_s=3600",
         ),
