@@ -125,6 +125,7 @@ def _parse(tree: Any, overrides: Iterable[str], source: str) -> Job:
         job = msgspec.convert(tree, Job)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
+    _check_size(job.grid, source)
     try:
         job = laid_out(job)
     except ConfigError as error:
@@ -446,6 +447,9 @@ def _check_size(grid: Grid, source: str) -> None:
         operations = sum(3 * len(each.stages) * each.microbatches for each in grid.layout)
         workers = sum(sum(each.widths) for each in grid.layout)
         told = f"{workers} workers with {operations} operations in a step"
+    elif grid.workers:
+        workers, operations = grid.workers, 3 * (grid.global_microbatches or 0)  # at least: each on one stage
+        told = f"{workers} workers with {grid.global_microbatches} micro-batches"
     else:
         stages = (grid.pipelines or 0) * (grid.stages or 0)
         workers, operations = stages * grid.gpus_per_stage, 3 * stages * (grid.microbatches or 0)

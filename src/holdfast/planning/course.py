@@ -46,6 +46,10 @@ class Course:
         first_s = min(self.change_s, max(0.0, seconds - self.still_s))
         return first_s / self.period_s + max(0.0, seconds - self.still_s - first_s) / self.later_s
 
+    def gained(self, seconds: float, before_s: float) -> float:
+        """Return how many steps more are made in a time in which nothing fails than at a period of ``before_s``."""
+        return self.within(seconds) - seconds / before_s
+
 
 def handed_over(during_s: float, after_s: float, copy_s: float, crossing_s: float) -> Course:
     """Return what becomes of the time if state is copied first, and steps take less from then on.

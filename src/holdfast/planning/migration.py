@@ -55,8 +55,7 @@ class Migration:
         Whoever moves computes nothing while its state is on its way, and from the step before to the step after that.
         """
         during_s = max(self.meanwhile.period or 0.0, self.before_s)
-        course = handed_over(during_s, self.after_s, self.copy_s, self.crossing_s)
-        return course.within(expected_s) - expected_s / self.before_s
+        return handed_over(during_s, self.after_s, self.copy_s, self.crossing_s).gained(expected_s, self.before_s)
 
 
 def proposed(

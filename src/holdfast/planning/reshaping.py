@@ -120,7 +120,7 @@ class Reshaped:
         if math.isinf(self.before_s):
             return math.inf
         course = handed_over(self.before_s, self.period, self.copy_s, self.crossing_s)
-        return course.within(expected_s) - expected_s / self.before_s
+        return course.gained(expected_s, self.before_s)
 
 
 def reshaped(
@@ -199,8 +199,7 @@ def regrouped(baseline: Plan, workers: Sequence[WorkerId], shapes: Shapes, *, ma
         rows = _anew(templates, dict.fromkeys(workers[:count], ()), shapes, len(microbatches)) if templates else ()
         if not rows:
             continue
-        paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, shapes.table) for row in rows)]
-        plan = assigned_plan(rows, microbatches, fastest_shares(paces, len(microbatches)), shapes.costs)
+        plan = assigned_plan(rows, microbatches, _shares(rows, shapes.table, len(microbatches)), shapes.costs)
         try:
             return maker.scheduled(plan, shapes.terms_in_memory)
         except InfeasiblePlan:
@@ -252,8 +251,7 @@ def _candidates(
     )
     for made in (_by_the_rules(rows, gone, templates, held, shapes.state), *anew):
         if made and shapes.least_pipelines(sum(map(len, made)), min(templates)) <= len(made) <= microbatches:
-            paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, table) for row in made)]
-            yield made, fastest_shares(paces, microbatches)
+            yield made, _shares(made, table, microbatches)
 
 
 @lru_cache(maxsize=8)
@@ -264,6 +262,12 @@ def _templates(table: StageTable, sizes: range, microbatches: int) -> Mapping[in
 
 def _rows(baseline: Plan) -> tuple[Row, ...]:
     return tuple({route.workers: route.visits for route in baseline.routes.by_index}.values())
+
+
+def _shares(rows: Sequence[Row], table: StageTable, microbatches: int) -> tuple[int, ...]:
+    """The micro-batches of each pipeline, by which the slowest is the fastest."""
+    paces = [pace_of(times, last_slowest(times)) for times in (_stage_s(row, table) for row in rows)]
+    return fastest_shares(paces, microbatches)
 
 
 def _stage_s(row: Row, table: StageTable) -> tuple[float, ...]:

@@ -68,6 +68,11 @@ def test_told_for_once_it_keeps_the_batch_of_the_file(tree, before, total):
         ({}, {"resilience": {}}, "grid.workers: how short pipelines may be is a matter of memory"),
         ({"workers": 1, "global_microbatches": 9}, {}, "grid.workers: 1 nodes and 9 micro-batches do not make 1"),
         ({"workers": 11, "global_microbatches": 1}, {}, "grid.workers: "),
+        (
+            {"workers": 10**9, "global_microbatches": 9},
+            {},
+            "grid: 1000000000 workers with 9 micro-batches are more than",
+        ),
     ],
 )
 def test_what_cannot_be_laid_out_is_told(tree, grid, more, told):
