@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 
+from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.errors import InfeasiblePlan, InternalError
 from holdfast.planning.course import Course, handed_over
@@ -46,7 +49,8 @@ def _best(view: ClusterView, layers: tuple[int, ...]) -> RecoveryPlan:
         return give_up("fallback", layers)
     if len(found) == 1:
         return found[0]
-    courses = [course_of(each, view, rates) for each in found]
+    evened = cache(partial(pipelines_of, view))  # of the same workers, for most ways
+    courses = [course_of(each, view, rates, evened) for each in found]
     left_s = max(1, view.rules.steps - view.step) * min(each.period_s for each in courses)
     steps = [each.steps(min(view.expected_s, left_s)) for each in courses]
     names, best = [_name(each) for each in found], steps.index(max(steps))
@@ -68,13 +72,19 @@ def _possible(view: ClusterView, layers: tuple[int, ...]) -> list[RecoveryPlan]:
     return [each for each in found if not isinstance(each.actions[-1], Await)] or found
 
 
-def course_of(recovery: RecoveryPlan, view: ClusterView, rates: Rates) -> Course:
+def course_of(
+    recovery: RecoveryPlan,
+    view: ClusterView,
+    rates: Rates,
+    pipelines: Callable[[tuple[WorkerId, ...]], Plan | None],
+) -> Course:
     """Returns what is to be expected of a recovery.
 
     Args:
         recovery: what is done.
         view: the cluster before it.
         rates: how fast it is.
+        pipelines: the fastest ones of some workers, see :func:`holdfast.strategies.answers.pipelines_of`.
 
     Raises:
         InternalError: nothing is trained behind it.
@@ -92,7 +102,7 @@ def course_of(recovery: RecoveryPlan, view: ClusterView, rates: Rates) -> Course
         if isinstance(action, Recompute):  # the last of these steps is the first that was not made before
             still_s -= own_s
     workers = view.baseline.workers if view.coming else plan.workers
-    evened, shapes = pipelines_of(view, workers), view.rules.shapes
+    evened, shapes = pipelines(workers), view.rules.shapes
     if evened is None or shapes is None or (later_s := period_s(evened)) >= own_s:
         return Course(still_s=still_s, period_s=own_s)
     most = -(-plan.placement.num_layers // shapes.least_workers(len(workers)))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,7 @@ from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.schedule.builders import regular_plan
 from holdfast.strategies.adaptive import adaptive
+from holdfast.strategies.answers import pipelines_of
 from holdfast.strategies.auto import auto, course_of
 
 LAYERS, HOUR = 12, 3600.0
@@ -140,7 +142,7 @@ def test_nobody_is_waited_for_who_is_not_on_the_way_where_the_grid_can_grow_agai
 def test_what_must_be_waited_for_counts_with_what_comes_then():
     view = seen(wait_s=600.0, coming=True)
     waits = next(each for each in (adaptive(view),) if isinstance(each.actions[-1], Await))
-    course = course_of(waits, view, RATES)
+    course = course_of(waits, view, RATES, partial(pipelines_of, view))
     step_s, load_s = step_seconds(LINE, RATES), max(RATES.loading_s(LINE.placement.layers_of(w)) for w in LINE.workers)
     assert course.period_s == pytest.approx(step_s)
     assert course.still_s == pytest.approx(RATES.start_s + load_s + 10 * step_s, abs=2 * step_s)
