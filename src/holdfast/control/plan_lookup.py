@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from holdfast.control.membership import AnswerPlanned, Improved, Membership, Phase, plan_recovery
 from holdfast.core.ids import WorkerId
 from holdfast.planning.library import PlanLibrary
+from holdfast.planning.maker import PROVING, PlanMaker
 from holdfast.planning.migration import Migration, proposed
-from holdfast.planning.training import Rerouted, looked_up
+from holdfast.planning.training import Rerouted
 from holdfast.recovery.actions import RecoveryPlan
 
 __all__ = ["PlanLookup"]
@@ -19,13 +19,12 @@ class PlanLookup:
     """Tells what a library has for a job, whenever that may have become something else.
 
     Args:
-        folder: where the library is or will be.
-        note: called with a line about what is wrong in it.
+        library: that is filled by others.
+        maker: of what is made of its plans.
     """
 
-    def __init__(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
-        self._folder = folder
-        self._library = PlanLibrary(folder, note)
+    def __init__(self, library: PlanLibrary, maker: PlanMaker = PROVING) -> None:
+        self._library, self._maker = library, maker
         self._seen: object = None
         self._migration: Migration | None = None
 
@@ -35,12 +34,12 @@ class PlanLookup:
         If that takes workers that change places, it is told once they gain more by it until the next failure is to be
         expected than it costs: the longer nothing has failed, the more they gain.
 
-        Cost: microseconds if neither the folder nor the membership has changed; else plans are read and proved.
+        Cost: microseconds if neither the library nor the membership has changed; else plans are read and proved.
         """
         if state.phase is not Phase.RUNNING or state.rules.terms is None or state.roster.dormant:
             return ()  # what is in the library has work for everybody
         seen = (
-            self._stamp(),
+            self._library.stamp,
             state.generation,
             state.running.upcoming is None,
             len(state.prospects.planned),
@@ -68,7 +67,8 @@ class PlanLookup:
         assert state.rules.terms is not None
         if state.running.period is None:
             return None
-        return proposed(self._library, state.grid.baseline, state.absent, state.rules.terms, state.running.period)
+        grid, terms, period = state.grid.baseline, state.rules.terms, state.running.period
+        return proposed(self._library, grid, state.absent, terms, period, self._maker)
 
     def _migrating(self, state: Membership) -> Iterator[Improved]:
         every_s, migration = state.failure_every_s, self._migration
@@ -81,14 +81,7 @@ class PlanLookup:
 
     def _offer(self, state: Membership, lost: frozenset[WorkerId]) -> Rerouted | None:
         assert state.rules.terms is not None
-        return looked_up(self._library, state.grid.baseline, lost, state.rules.terms) if lost else None
-
-    def _stamp(self) -> int:
-        """What differs whenever a file was put into the folder."""
-        try:
-            return self._folder.stat().st_mtime_ns
-        except OSError:
-            return 0
+        return self._maker.offered(self._library, state.grid.baseline, lost, state.rules.terms) if lost else None
 
 
 def _is_better(offer: Rerouted, prepared: RecoveryPlan) -> bool:

@@ -110,11 +110,11 @@ class PlanLibrary:
     either is told once.
     """
 
-    def __init__(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, folder: Path | None, note: Callable[[str], None] = lambda text: None) -> None:
         """Opens a library.
 
         Args:
-            folder: where it is or will be; made with mode 0700.
+            folder: where it is or will be; made with mode 0700. None: in memory alone.
             note: called with a line about a file that cannot be read or written, once for each.
         """
         self._folder = folder
@@ -125,6 +125,14 @@ class PlanLibrary:
         self._answers: dict[tuple[str, int], Planned] = {}
         self._measures: dict[tuple[str, int], Measure] = {}
         self._searched: set[tuple[str, int]] = set()
+
+    @property
+    def stamp(self) -> int:
+        """What differs whenever a file was put into the folder; 0 if there is none."""
+        try:
+            return self._folder.stat().st_mtime_ns if self._folder is not None else 0
+        except OSError:
+            return 0
 
     def find(self, grid: CostedGrid, failures: int, technique: Technique) -> Planned | None:
         """Returns the plan for a number of failures, at their normalised places, or None if there is none yet.
@@ -142,7 +150,9 @@ class PlanLibrary:
 
     def _look_up(self, digest: str, grid: CostedGrid, failures: int, top: int, technique: Technique) -> bool:
         """Whether there is a proved plan."""
-        path = self._folder / f"{digest}-{top}.plan"
+        if self._folder is None and (digest, top) not in self._schedules:  # it was too large to be kept
+            return False
+        path = (self._folder or Path()) / f"{digest}-{top}.plan"
         try:
             with parsing(lambda text: StorageError(f"{path}: {text}"), OSError):
                 base = self._schedules.get((digest, top)) or self._read(path, grid, technique)
@@ -293,6 +303,7 @@ class PlanLibrary:
         return self._indices[digest][1]
 
     def _read_index(self, digest: str) -> dict[int, int]:
+        assert self._folder is not None, "it has a stamp"
         path = self._folder / f"{digest}.json"
         try:
             with parsing(lambda text: StorageError(f"{path}: {text}"), OSError):
@@ -304,6 +315,8 @@ class PlanLibrary:
 
     def _stamp(self, digest: str) -> tuple[int, int] | None:
         """What differs whenever the file of an index is another one; None if there is none."""
+        if self._folder is None:
+            return None
         try:
             found = (self._folder / f"{digest}.json").stat()
         except OSError:
@@ -316,6 +329,8 @@ class PlanLibrary:
         self._answers = {key: found for key, found in self._answers.items() if key[0] != digest}
 
     def _write(self, name: str, content: bytes) -> None:
+        if self._folder is None:
+            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.ExitStack() as stack:

@@ -10,8 +10,9 @@ from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
 from holdfast.core.remainder import Remainder
 from holdfast.core.validate import validate
+from holdfast.planning.library import PlanLibrary
 from holdfast.planning.remainder import plan_remainder
-from holdfast.planning.training import Rerouted, Terms, replanned, rerouted, within_limit
+from holdfast.planning.training import Rerouted, Terms, looked_up, replanned, rerouted, within_limit
 
 __all__ = ["PROVING", "PlanMaker"]
 
@@ -28,6 +29,16 @@ class PlanMaker:
         """
         found = rerouted(baseline, lost, terms)
         if found.plan is not baseline:
+            self.prove(found.plan, terms)
+        return found
+
+    def offered(self, library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
+        """Returns the plan that a library has for what is left of a grid, proved right; None if it has none.
+
+        See :func:`holdfast.planning.training.looked_up`.
+        """
+        found = looked_up(library, baseline, lost, terms)
+        if found is not None:
             self.prove(found.plan, terms)
         return found
 

@@ -11,9 +11,9 @@ from holdfast.core.slots import exchanged, slots_of
 from holdfast.errors import InfeasiblePlan, StateUnavailable
 from holdfast.planning.course import handed_over
 from holdfast.planning.library import PlanLibrary
-from holdfast.planning.maker import PROVING
+from holdfast.planning.maker import PROVING, PlanMaker
 from holdfast.planning.normalise import moves, per_stage
-from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots, looked_up
+from holdfast.planning.training import WORTHWHILE, Rerouted, Terms, grid_of_slots
 
 __all__ = ["Migration", "proposed"]
 
@@ -59,7 +59,12 @@ class Migration:
 
 
 def proposed(
-    library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], terms: Terms, before_s: float
+    library: PlanLibrary,
+    baseline: Plan,
+    lost: Iterable[WorkerId],
+    terms: Terms,
+    before_s: float,
+    maker: PlanMaker = PROVING,
 ) -> Migration | None:
     """Returns the migration after which the library's plan for so many failures fits; None if there is none.
 
@@ -72,6 +77,7 @@ def proposed(
         lost: all workers that are gone.
         terms: what the planner goes by; costs are in seconds.
         before_s: seconds of a step if nobody moves.
+        maker: of the plans.
 
     Raises:
         CorruptBlob: a file of the library is not what was written.
@@ -92,11 +98,11 @@ def proposed(
     pairs = tuple((sits[move.worker], sits[move.takes]) for move in moves(grid, empty, found.failures_per_stage)[0])
     migrating = frozenset(worker for worker, _ in pairs)
     there = exchanged(baseline, pairs)
-    afterwards = looked_up(library, there, gone, terms)
+    afterwards = maker.offered(library, there, gone, terms)
     if afterwards is None:  # the library has become another one meanwhile
         return None
     try:
-        meanwhile = PROVING.without(there, gone | migrating, terms)
+        meanwhile = maker.without(there, gone | migrating, terms)
     except (StateUnavailable, InfeasiblePlan):
         return None
     held = meanwhile.plan.placement

@@ -15,7 +15,6 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.routes import Routes, reroute
 from holdfast.core.slots import Slots, exchanged, slots_of
-from holdfast.core.validate import validate
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.library import PlanLibrary
 from holdfast.planning.lining_up import exchanges
@@ -186,7 +185,7 @@ def planned_routes(placement: Placement, routes: Routes, terms: Terms, *, at_onc
 
 
 def looked_up(library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
-    """Returns the plan that a library has for what is left of a grid, proved right; None if it has none.
+    """Returns the plan that a library has for what is left of a grid, not proved yet; None if it has none.
 
     Libraries have plans for numbers of failures at certain stages. The workers of a stage hold the same layers, so any
     of them may sit anywhere on it: the plan serves whenever every stage has lost as many.
@@ -210,7 +209,6 @@ def looked_up(library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], te
         return None
     without = found.problem.failed - found.listeners
     plan = slots.filled(exchanged(found.plan, exchanges(gone - without, without - gone)))
-    validate(plan, ties=terms.ties, costs=within_limit(terms))
     return Rerouted(plan=plan, period=found.found.period)
 
 

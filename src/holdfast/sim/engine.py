@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
+from holdfast.control.advice import Adviser
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.detection import Watch
-from holdfast.control.membership import Improved, Membership, Output, Phase, Record, Tell, Tick, decide
+from holdfast.control.membership import AnswerPlanned, Improved, Membership, Output, Phase, Record, Tell, Tick, decide
 from holdfast.control.membership.agreement import Restoring
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import (
@@ -42,6 +43,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, costs_from_profile
 from holdfast.errors import ConfigError, InternalError
+from holdfast.planning.library import PlanLibrary
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
 from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, replaying_seconds, step_seconds
 from holdfast.recovery.rules import JobRules
@@ -50,6 +52,7 @@ from holdfast.sim.asking import Asking
 from holdfast.sim.boundary import Boundary
 from holdfast.sim.clock import Clock
 from holdfast.sim.holdings import Holdings
+from holdfast.sim.known import FullLibrary
 from holdfast.sim.ledger import Part
 from holdfast.sim.machines import Machines
 from holdfast.sim.remembered import RememberedPlans
@@ -98,12 +101,14 @@ class Prepared:
         plan: of the whole grid.
         plans: those that were made of it so far, which serve all its runs.
         workers_per_machine: how many consecutive workers run on one machine.
+        library: of better plans, which all its runs fill; None: it has none, as jobs without a planner's technique.
     """
 
     rules: JobRules
     plan: Plan
     workers_per_machine: int = 1
     plans: RememberedPlans = field(default_factory=RememberedPlans, compare=False)
+    library: PlanLibrary | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Checks that it can be simulated."""
@@ -176,7 +181,9 @@ class _Run:
         self._events: list[tuple[float, Event]] = []
         self._failures = self._loads = self._restarts = self._generations = 0
         shapes = job.rules.shapes
-        self._reshaper = None if shapes is None else Reshaper(shapes, job.plans.reshaped)
+        self._advisers: tuple[Adviser, ...] = () if shapes is None else (Reshaper(shapes, job.plans.reshaped),)
+        if job.library is not None:
+            self._advisers += (FullLibrary(job.library, job.plans),)
         self._asking = Asking(self._clock)
         self._answered: RecoveryPlan | None = None
         self._holdings, self._boundary = Holdings(), Boundary()
@@ -193,10 +200,11 @@ class _Run:
         end = self._world.lasts_s
         self._begin()
         while self._clock.now < end:
-            if self._reshaper is not None and self._asking.is_due(self._state):
+            if self._advisers and self._asking.is_due(self._state):
                 self._give(Tick())
-                for improved in self._reshaper.news(self._state):
-                    self._give(improved)
+                for adviser in self._advisers:
+                    for better in adviser.news(self._state):
+                        self._give(better)
             self._pass_until(end)
             if self._clock.now < end:
                 self._happen()
@@ -404,7 +412,7 @@ class _Run:
         loads = max(rates.loading_s(placement.layers_of(worker)) for worker in placement.workers)
         self._clock.owe(Part.RESTART, rates.start_s + loads, self._begin)
 
-    def _give(self, event: Message | Tick | Settled | Improved) -> None:
+    def _give(self, event: Message | Tick | Settled | Improved | AnswerPlanned) -> None:
         """Has something decided, and sees to it that it is done."""
         if not isinstance(event, StepDone):
             self._tell_steps()

@@ -12,8 +12,10 @@ from holdfast.config.job import Cluster, Job
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile
+from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
-from holdfast.settings.planning import healthy_plan, known_ties, plans_of, profile_of, rates_of
+from holdfast.planning.library import PlanLibrary
+from holdfast.settings.planning import healthy_plan, known_ties, plans_of, profile_of, rates_of, tolerated
 from holdfast.settings.rules import rules_of
 from holdfast.settings.ways import decided
 from holdfast.sim.engine import Prepared, Speeds
@@ -109,4 +111,10 @@ def prepared(job: Job, profile: Profile) -> Prepared:
     nodes = group_into_nodes(plans.plan.workers, job.grid.workers_per_node)
     rules = rules_of(job, plans, ties=ties, nodes=nodes, job_id="simulated", directory="simulated")
     rules = replace(rules, steps=_FOREVER)
-    return Prepared(rules=rules, plan=plans.plan, workers_per_machine=job.grid.workers_per_node)
+    planned_ahead = rules.terms is not None and tolerated(job) and slots_of(plans.plan) is not None
+    return Prepared(
+        rules=rules,
+        plan=plans.plan,
+        workers_per_machine=job.grid.workers_per_node,
+        library=PlanLibrary(None) if planned_ahead else None,
+    )

@@ -11,10 +11,11 @@ from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
 from holdfast.core.remainder import Remainder
 from holdfast.errors import HoldfastError
+from holdfast.planning.library import PlanLibrary
 from holdfast.planning.maker import PlanMaker
 from holdfast.planning.remainder import plan_remainder
 from holdfast.planning.reshaping import Reshaped, Shapes, reshaped
-from holdfast.planning.training import Rerouted, Terms
+from holdfast.planning.training import Rerouted, Terms, looked_up
 
 __all__ = ["RememberedPlans"]
 
@@ -39,6 +40,10 @@ class RememberedPlans(PlanMaker):
         """Returns the plan for what is left of a grid: see the class above."""
         gone = frozenset(lost)
         return self.once((baseline, gone, terms), lambda: super(RememberedPlans, self).without(baseline, gone, terms))
+
+    def offered(self, library: PlanLibrary, baseline: Plan, lost: Iterable[WorkerId], terms: Terms) -> Rerouted | None:
+        """Returns the plan that a library has: see the class above."""
+        return looked_up(library, baseline, lost, terms)
 
     def scheduled(self, plan: Plan, terms: Terms | None) -> Plan:
         """Returns a plan with the planner's orders: see the class above."""

@@ -78,13 +78,13 @@ def fill(folder, failures=1):
 
 
 def test_without_a_library_there_is_no_news(tmp_path):
-    lookup, state = PlanLookup(tmp_path / "none"), prepared(running())
+    lookup, state = PlanLookup(PlanLibrary(tmp_path / "none")), prepared(running())
     assert lookup.news(state) == ()
 
 
 def test_answers_are_replaced_once_the_library_has_better_ones(tmp_path):
     folder = tmp_path / "plans"
-    lookup, state = PlanLookup(folder), prepared(running())
+    lookup, state = PlanLookup(PlanLibrary(folder)), prepared(running())
     assert lookup.news(state) == ()
     library = fill(folder)
     news = lookup.news(state)
@@ -103,15 +103,17 @@ def test_no_answer_is_replaced_by_one_that_is_no_better(tmp_path):
     for lost in unplanned(state):
         quick = replace(plan_recovery(state, lost), period=0.5)
         state, _ = decide(state, AnswerPlanned(lost=lost, recovery=quick))
-    assert PlanLookup(tmp_path).news(state) == ()
+    assert PlanLookup(PlanLibrary(tmp_path)).news(state) == ()
 
 
 def test_a_better_plan_for_who_is_here_is_told(tmp_path):
     library = fill(tmp_path)
     offer = looked_up(library, PLAN, [PLACE], TERMS)
-    assert Improved(lost=frozenset({PLACE}), offer=offer) in PlanLookup(tmp_path).news(running(PLACE))
-    assert PlanLookup(tmp_path).news(running(ELSEWHERE)) == ()
-    assert PlanLookup(tmp_path).news(replace(running(PLACE), running=Running(plan=offer.plan))) == (), "it runs already"
+    assert Improved(lost=frozenset({PLACE}), offer=offer) in PlanLookup(PlanLibrary(tmp_path)).news(running(PLACE))
+    assert PlanLookup(PlanLibrary(tmp_path)).news(running(ELSEWHERE)) == ()
+    assert PlanLookup(PlanLibrary(tmp_path)).news(replace(running(PLACE), running=Running(plan=offer.plan))) == (), (
+        "it runs already"
+    )
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [("*.plan", b"x"), ("*.json", b"[")])
@@ -120,7 +122,7 @@ def test_a_damaged_library_is_said_once_and_costs_nothing_else(tmp_path, pattern
     for path in tmp_path.glob(pattern):
         path.write_bytes(damage)
     told = []
-    lookup = PlanLookup(tmp_path, told.append)
+    lookup = PlanLookup(PlanLibrary(tmp_path, told.append))
     assert [lookup.news(running(PLACE)) for _ in range(3)] == [()] * 3
     assert len(told) == 1
 
@@ -147,14 +149,14 @@ def migrations(news):
 @pytest.mark.parametrize("options", [{"failure_every_s": 1000.0}, {"watch": Watch(now=2000.0)}], ids=["said", "so far"])
 def test_workers_are_to_change_places_once_that_pays(tmp_path, options):
     fill(tmp_path, 2)
-    (told,) = migrations(PlanLookup(tmp_path).news(without_two(**options)))
+    (told,) = migrations(PlanLookup(PlanLibrary(tmp_path)).news(without_two(**options)))
     assert told.lost == frozenset(SAME_STAGE)
     assert {place for _, place in told.offer.moves} <= set(SAME_STAGE)
 
 
 def test_it_pays_later_if_nothing_fails_meanwhile(tmp_path):
     fill(tmp_path, 2)
-    lookup, state = PlanLookup(tmp_path), without_two(watch=Watch(now=10.0))
+    lookup, state = PlanLookup(PlanLibrary(tmp_path)), without_two(watch=Watch(now=10.0))
     assert not migrations(lookup.news(state)), "a failure every five seconds"
     assert migrations(lookup.news(replace(state, watch=Watch(now=5000.0))))
     assert not migrations(lookup.news(replace(state, watch=Watch(now=9000.0)))), "it was told"
@@ -162,14 +164,14 @@ def test_it_pays_later_if_nothing_fails_meanwhile(tmp_path):
 
 def test_nobody_moves_in_the_last_steps_of_a_job(tmp_path):
     fill(tmp_path, 2)
-    lookup, state = PlanLookup(tmp_path), without_two(failure_every_s=1e6)
+    lookup, state = PlanLookup(PlanLibrary(tmp_path)), without_two(failure_every_s=1e6)
     assert not migrations(lookup.news(replace(state, last_step=state.rules.steps - 2)))
     assert migrations(lookup.news(state))
 
 
 def test_nobody_moves_while_somebody_is_on_the_way(tmp_path):
     fill(tmp_path, 2)
-    lookup, state = PlanLookup(tmp_path), without_two(failure_every_s=1e6)
+    lookup, state = PlanLookup(PlanLibrary(tmp_path)), without_two(failure_every_s=1e6)
     assert not migrations(lookup.news(replace(state, roster=replace(state.roster, expected=frozenset(SAME_STAGE[:1])))))
     (told,) = migrations(lookup.news(state))
     waiting = replace(state, roster=replace(state.roster, expected=frozenset(SAME_STAGE[:1])))
@@ -183,14 +185,14 @@ def test_nobody_moves_while_somebody_is_on_the_way(tmp_path):
 )
 def test_nobody_moves_where_the_gain_is_not_known(tmp_path, options):
     fill(tmp_path, 2)
-    assert not migrations(PlanLookup(tmp_path).news(without_two(**options)))
+    assert not migrations(PlanLookup(PlanLibrary(tmp_path)).news(without_two(**options)))
 
 
 def moving(tmp_path):
     """A job that is told to migrate; the state before, and after with what was sent."""
     fill(tmp_path, 2)
     before = without_two(failure_every_s=1e6)
-    (told,) = migrations(PlanLookup(tmp_path).news(before))
+    (told,) = migrations(PlanLookup(PlanLibrary(tmp_path)).news(before))
     return before, told.offer, *decide(before, told)
 
 

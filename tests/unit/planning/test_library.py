@@ -90,6 +90,21 @@ def test_a_missing_plan_is_made_at_once_and_kept(tmp_path):
         PlanLibrary(tmp_path).get(GRID, 13, STAGGERED)
 
 
+def test_in_memory_alone_it_has_the_same_plans_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    library, written = PlanLibrary(None), PlanLibrary(tmp_path / "plans")
+    assert library.find(GRID, 2, STAGGERED) is None
+    assert library.stamp == written.stamp == 0
+    plans = [each.get(GRID, 2, STAGGERED).plan for each in (library, written)]
+    assert plans[0] == plans[1] == library.find(GRID, 2, STAGGERED).plan
+    assert (library.stamp, written.stamp > 0) == (0, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["plans"]
+    library._schedules.clear()  # as it does where they are large
+    library._answers.clear()
+    assert library.find(GRID, 2, STAGGERED) is None
+    assert library.get(GRID, 2, STAGGERED).plan == plans[0]
+
+
 def test_steps_make_what_is_missing_first_then_improve_each_schedule_once(tmp_path, counted):
     library = PlanLibrary(tmp_path)
     tops = sorted(set(breakpoints(GRID, 6, STAGGERED)[1:]))

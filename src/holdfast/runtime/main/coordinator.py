@@ -43,6 +43,7 @@ from holdfast.errors import (
     StorageError,
     StoreAway,
 )
+from holdfast.planning.library import PlanLibrary
 from holdfast.runtime.resume import with_found
 from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.storage.blobs import open_store
@@ -146,7 +147,7 @@ def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
     shapes = spec.rules.shapes
     found: tuple[Adviser, ...] = () if shapes is None else (Reshaper(shapes),)
     if spec.library is not None:
-        found += (PlanLookup(Path(spec.library), lambda text: _note(log, text)),)
+        found += (PlanLookup(PlanLibrary(Path(spec.library), lambda text: _note(log, text))),)
     return found
 
 
