@@ -112,6 +112,11 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/slipstream.py
 	$(BIN)/python benchmarks/planned_step.py
 
+reproduce: $(STAMP)  ## the papers' tables and figures beside what they print: docs/reproduction.md, its pictures, and a page in build
+	$(BIN)/holdfast reproduce all --out build/reproduction
+	cp build/reproduction/reproduction.md docs/
+	cp build/reproduction/pictures/*.svg docs/pictures/
+
 bench-peers: $(STAMP)  ## the same kill in other systems; installs them into an environment of their own
 	$(BIN)/python benchmarks/peers.py
 

@@ -1,17 +1,16 @@
 """Which groups does selective logging make, next to those that SWIFT printed, and how long do the best ones take?
 
-Tables 6 and 7 and figure 11 of Zhong et al., "SWIFT", from ``swift_groups.json``, which names its sources.
+Tables 6 and 7 and figure 11 of Zhong et al., "SWIFT", from the facts that :mod:`holdfast.reproduce` keeps,
+with their sources.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
@@ -19,9 +18,10 @@ from holdfast.planning.groups.chain import Grouping, MachineChain
 from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
+from holdfast.reproduce.facts import facts
 from measure import Recorder, print_table, progress
 
-FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "swift_groups.json").read_text())
+FACTS: dict[str, Any] = facts("swift_groups")
 FLOAT32, MACHINES = 4, 16
 TOKENS_50 = "vit_tokens_of_the_code"
 TARGET_S = 1.0

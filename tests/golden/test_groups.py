@@ -1,14 +1,14 @@
 """The groups of the documentation, and its picture, are the tool's own."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.commands import run_command
+from holdfast.reproduce.facts import facts
 
 ROOT = Path(__file__).parents[2]
-FACTS = json.loads((ROOT / "benchmarks" / "swift_groups.json").read_text())
+FACTS = facts("swift_groups")
 COMMAND = (
     *("groups", "--compute", ",".join(f"{seconds:.3f}" for seconds in FACTS["vit_compute_s"])),
     *("--boundary-bytes", "1644167168", "--limit", "1.2e12", "--bandwidth", "1.5e9", "--interval", "100"),

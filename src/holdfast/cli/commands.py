@@ -17,6 +17,7 @@ from holdfast.cli.groups import add_groups_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
+from holdfast.cli.reproduce import add_reproduce_parser
 from holdfast.cli.run import add_run_parser
 from holdfast.cli.simulate import add_simulate_parser
 from holdfast.cli.study import add_study_parser
@@ -54,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_simulate_parser(commands)
     add_advise_parser(commands)
     add_study_parser(commands)
+    add_reproduce_parser(commands)
     add_certs_parser(commands)
     return parser
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from multiprocessing import get_context
 
-from holdfast.errors import ConfigError
-from holdfast.parent import end_with
 from holdfast.sim.engine import Outcome
 from holdfast.sim.ledger import Part
+from holdfast.sim.side_by_side import side_by_side
 from holdfast.sim.world import World
 
 __all__ = ["Compared", "Simulated", "compare", "interval"]
@@ -95,7 +87,7 @@ def compare(
         ConfigError: one of several processes was ended by somebody else.
     """
     ordered = tuple(product(jobs, range(len(worlds))))
-    with _simulations(_Task(jobs=jobs, worlds=worlds), min(processes, len(ordered))) as simulated:
+    with side_by_side(_Task(jobs=jobs, worlds=worlds), min(processes, len(ordered))) as simulated:
         outcomes = defaultdict[str, list[Outcome]](list)
         said(0, len(ordered))
         for done, ((name, _), outcome) in enumerate(zip(ordered, simulated(ordered), strict=True), 1):
@@ -115,36 +107,6 @@ class _Task:
         """Simulate one."""
         name, run = which
         return self.jobs[name](self.worlds[run])
-
-
-@contextmanager
-def _simulations(task: _Task, processes: int) -> Iterator[Callable[[Iterable[tuple[str, int]]], Iterator[Outcome]]]:
-    """What makes outcomes, in order: here, or in forked processes, each of which remembers the plans that it made."""
-    if processes <= 1:
-        yield partial(map, task)
-        return
-    with ProcessPoolExecutor(processes, get_context("fork"), _take_on, (task, os.getpid())) as pool:
-        try:
-            yield partial(pool.map, _of_taken)
-        except BrokenProcessPool:
-            raise ConfigError(
-                f"one of {processes} processes that simulated side by side was ended, perhaps for its memory; expected "
-                "fewer at once"
-            ) from None
-
-
-_taken: list[_Task] = []
-
-
-def _take_on(task: _Task, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked this process answers it, and ends this one with it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with(parent)
-    _taken.append(task)
-
-
-def _of_taken(which: tuple[str, int]) -> Outcome:
-    return _taken[-1](which)
 
 
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)

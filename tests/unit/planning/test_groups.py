@@ -1,10 +1,8 @@
 """Groups of machines within a limit of logs, by each algorithm."""
 
-import json
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +10,9 @@ from holdfast.errors import ConfigError
 from holdfast.planning.groups.chain import MachineChain
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
 from holdfast.planning.groups.programme import best_groups
+from holdfast.reproduce.facts import facts
 
-FACTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "swift_groups.json").read_text())
+FACTS = facts("swift_groups")
 ONE_WAY = FACTS["vit_batch"] * FACTS["vit_tokens_of_the_code"] * FACTS["hidden"] * 4
 LIMITS = sorted(map(float, FACTS["table7"]))
 

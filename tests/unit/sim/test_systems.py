@@ -24,6 +24,7 @@ def facts(**more):
         "job_s": STEP_S,
         "healthy_s": STEP_S,
         "of_pipelines": lambda count: STEP_S * 3 / count if count else None,
+        "of_grids": lambda machines: STEP_S * 3 / (machines // 4) if machines >= 4 else None,
         "of_templates": lambda machines: STEP_S * PLACES / machines if machines >= 3 else None,
         "detect_s": 1.0,
         "start_s": 60.0,

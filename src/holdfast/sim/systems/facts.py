@@ -62,15 +62,20 @@ def facts_of(job: Job, prepared: Prepared, speeds: Speeds, shapes: Shapes | None
         ]
         return step_seconds(assigned_plan(rows, placed.routes.microbatches, best.microbatches), rates)
 
+    def of_grids(machines: int) -> float | None:
+        return of_pipelines(len(grid.depths) * machines // len(nodes))
+
+    nodes = group_into_nodes(workers, room)
     healthy_s = of_pipelines(len(grid.depths))
     assert healthy_s is not None, "there is at least one"
     pin_s, save_s = speeds.checkpoint(placed)
     return Facts(
-        pipelines_of=tuple(frozenset(worker.pipeline for worker in node) for node in group_into_nodes(workers, room)),
+        pipelines_of=tuple(frozenset(worker.pipeline for worker in node) for node in nodes),
         pipelines=len(grid.depths),
         job_s=step_seconds(placed, rates, updates_ahead=job.train.technique == "staggered"),
         healthy_s=healthy_s,
         of_pipelines=of_pipelines,
+        of_grids=of_grids,
         of_templates=of_templates,
         detect_s=speeds.detect_s,
         start_s=rates.start_s,

@@ -28,6 +28,7 @@ class Facts:
         job_s: of a step of the job itself, while nobody is missing.
         healthy_s: of one by 1F1B.
         of_pipelines: of so many pipelines as deep as the job's, seconds of a step; None for none.
+        of_grids: of so many machines, seconds of a step of as many such pipelines as they make; None for none.
         of_templates: of so many machines, seconds of a step of the best pipelines of Oobleck's; None for too few.
         detect_s: until a loss is known.
         start_s: until a new process is there.
@@ -41,6 +42,7 @@ class Facts:
     job_s: float
     healthy_s: float
     of_pipelines: Callable[[int], float | None]
+    of_grids: Callable[[int], float | None]
     of_templates: Callable[[int], float | None]
     detect_s: float
     start_s: float
@@ -57,10 +59,6 @@ class Facts:
         """Returns the pipelines that miss somebody."""
         return frozenset[int]().union(*(self.pipelines_of[place] for place in seats.vacant))
 
-    def equal(self, seats: Seats) -> int:
-        """Returns how many pipelines as deep as the job's all machines make that have a place."""
-        return self.pipelines * seats.taken // seats.places
-
     def broken(self, seats: Seats) -> frozenset[int]:
         """Returns the pipelines in which two places beside each other are vacant."""
         pairs = ((place, place + 1) for place in seats.vacant if place + 1 in seats.vacant)
@@ -71,12 +69,17 @@ def _nothing(before: Seats, after: Seats) -> None:
     """Whoever comes takes part from the next step on."""
 
 
-def varuna(facts: Facts) -> System:
-    """Grids of as many equal pipelines as there are machines for; every change restarts all of it."""
+def varuna(facts: Facts, *, every: int = _VARUNA_EVERY) -> System:
+    """Grids of as many equal pipelines as there are machines for; every change restarts all of it.
+
+    Args:
+        facts: of the job.
+        every: steps from one checkpoint to the next.
+    """
     restart = Halt(seconds=facts.detect_s + facts.restart_s, back=Back.CHECKPOINT)
 
     def come(before: Seats, after: Seats) -> Halt | None:
-        grows = facts.equal(after) > facts.equal(before)
+        grows = facts.of_grids(after.taken) != facts.of_grids(before.taken)
         return Halt(seconds=facts.save_s + facts.restart_s) if grows else None
 
     return System(
@@ -85,23 +88,29 @@ def varuna(facts: Facts) -> System:
         "when a pipeline more can be made; at a notice one more checkpoint, if there is time",
         source="Varuna (EuroSys 2022), as run by Oobleck (SOSP 2023), 7.1",
         assumed="restart: start_s and load; a checkpoint takes as long as the slowest worker writes",
-        step_s=lambda seats: facts.of_pipelines(facts.equal(seats)),
+        step_s=lambda seats: facts.of_grids(seats.taken),
         lost=lambda before, after: restart,
         come=come,
-        every=_VARUNA_EVERY,
+        every=every,
         checkpoint_s=facts.save_s,
         at_notice=True,
     )
 
 
-def bamboo(facts: Facts) -> System:
-    """Each worker computes its successor's part, too, and takes over from it."""
+def bamboo(facts: Facts, *, rate: float = _BAMBOO_RATE, slower: float = _BAMBOO_SLOWER) -> System:
+    """Each worker computes its successor's part, too, and takes over from it.
+
+    Args:
+        facts: of the job.
+        rate: its speed with everybody there, by 1F1B's.
+        slower: how many times as long a step takes while somebody computes for two.
+    """
 
     def step_s(seats: Seats) -> float | None:
         broken = facts.broken(seats)
         period = facts.of_pipelines(facts.pipelines - len(broken))
-        slower = _BAMBOO_SLOWER if facts.hit(seats) - broken else 1.0
-        return None if period is None else period / _BAMBOO_RATE * slower
+        alone = slower if facts.hit(seats) - broken else 1.0
+        return None if period is None else period / rate * alone
 
     def lost(before: Seats, after: Seats) -> Halt:
         if facts.broken(after) == facts.broken(before):
@@ -123,9 +132,14 @@ def bamboo(facts: Facts) -> System:
     )
 
 
-def oobleck(facts: Facts) -> System:
-    """Pipelines of templates for any number of machines, gone over to at once."""
-    stall = Halt(seconds=facts.detect_s + _OOBLECK_STALL_S)
+def oobleck(facts: Facts, *, stall_s: float = _OOBLECK_STALL_S) -> System:
+    """Pipelines of templates for any number of machines, gone over to at once.
+
+    Args:
+        facts: of the job.
+        stall_s: for which training stands still at each loss and join.
+    """
+    stall = Halt(seconds=facts.detect_s + stall_s)
     return System(
         name=OOBLECK,
         costs="the best pipelines of templates for the machines that are there; training stands still for 10 s at each "
@@ -134,7 +148,7 @@ def oobleck(facts: Facts) -> System:
         assumed="the stall; `templates` here goes over while all train",
         step_s=lambda seats: facts.of_templates(seats.taken),
         lost=lambda before, after: stall,
-        come=lambda before, after: Halt(seconds=_OOBLECK_STALL_S),
+        come=lambda before, after: Halt(seconds=stall_s),
     )
 
 
