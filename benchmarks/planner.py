@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--solver-limit", type=float, default=150.0, help="seconds for CP-SAT, where it is asked")
     parser.add_argument(
         "--tables",
-        default="example,normalise,gaps,scattered,unlike,figure9,table3,largest,missing",
+        default="example,normalise,gaps,scattered,unlike,figure9,largest,missing",
         help="which tables",
     )
     args = parser.parse_args()
@@ -78,7 +78,6 @@ def main() -> int:
         "scattered": scattered,
         "unlike": unlike,
         "figure9": figure9,
-        "table3": table3,
         "largest": largest,
         "missing": missing,
     }
@@ -266,15 +265,6 @@ def figure9(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
                 period = timed.add(_plan(grid, count, args.time_limit)).found.period
             ratios = (classic / period, classic / period / alive, healthy / period / alive)
             table.append([f"{stages},{pipelines}", str(count), *(f"{ratio:.3f}" for ratio in ratios)])
-    return table
-
-
-def table3(recorder: Recorder, args: argparse.Namespace) -> list[list[str]]:
-    """The time to fill a library for up to 25 % failed."""
-    table = [["PP", "DP", "counts", "schedules", "worst gap", "s", "CPU s"]]
-    for stages in (2, 4, 8) if args.quick else (2, 4, 8, 16, 32, 64):
-        for pipelines in (2, 4, 8) if args.quick else (2, 4, 8, 16, 32):
-            table.append(_fill(recorder, "table3", stages, pipelines, 2 * stages, 0.0))
     return table
 
 

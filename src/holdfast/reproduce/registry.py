@@ -9,12 +9,30 @@ from holdfast.errors import ConfigError
 from holdfast.reproduce import nicolae, oobleck, slipstream, swift
 from holdfast.reproduce.found import Item
 
-__all__ = ["ELSEWHERE", "ITEMS", "wanted"]
+__all__ = ["ELSEWHERE", "FIRST", "ITEMS", "wanted"]
 
 ITEMS: Mapping[str, Item] = MappingProxyType(
     {item.name: item for paper in (slipstream, oobleck, swift, nicolae) for item in paper.ITEMS}
 )
 """By name, in the order of the report."""
+
+FIRST = (
+    ("slipstream/example", "one lost, decoupled and staggered, period"),
+    ("slipstream/table1", "GPT-3 Medium, 30m: SlipStream"),
+    ("slipstream/table1", "GPT-3 3.35B, 30m: SlipStream"),
+    ("slipstream/table1", "GPT-3 6.7B, 30m: SlipStream"),
+    ("slipstream/figure8", "GPT-3 6.7B: SlipStream over Oobleck"),
+    ("slipstream/figure8", "GPT-3 Medium: SlipStream over Bamboo"),
+    ("oobleck/table2", "GPT-3 6.7b, 10m: Oobleck"),
+    ("oobleck/table2", "GPT-3 6.7b, 10m: Oobleck over Varuna"),
+    ("oobleck/figure10", "GPT-3 2.7b, EC2 (p3): Oobleck over Varuna"),
+    ("swift/table5", "Wide-ResNet-50: global checkpoints"),
+    ("swift/table5", "BERT-128: SWIFT"),
+    ("swift/figure9", "Wide-ResNet-50: replication against global checkpoints"),
+    ("swift/figure13", "BERT-128: saved over global checkpoints"),
+    ("nicolae/figure3", "ResNet-50: an epoch that is run again, by one mini-batch"),
+)
+"""The rows that whoever knows the papers looks for, by their items."""
 
 ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {

@@ -16,7 +16,7 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.planning.normalise import bound_cost, min_max, place
 from holdfast.planning.planner import Technique, make_plan, plan_bound
 from holdfast.reproduce.facts import facts
-from holdfast.reproduce.found import Constant, Found, Item, Origin, Row, Verdict
+from holdfast.reproduce.found import Constant, Found, Item, Origin, Row
 from holdfast.reproduce.gpt3 import SHAPES, estimate
 from holdfast.reproduce.jobs import HOUR_S, MINUTE_S, Experiment, come_and_go, one_by_one
 from holdfast.sim.side_by_side import side_by_side
@@ -28,6 +28,7 @@ _MEDIUM, _MIDDLE, _LARGE = "GPT-3 Medium", "GPT-3 3.35B", "GPT-3 6.7B"
 _SHAPES = dict(zip((_MEDIUM, _MIDDLE, _LARGE), SHAPES, strict=True))
 _GAPS = {"6h": 6 * HOUR_S, "2h": 2 * HOUR_S, "30m": HOUR_S / 2}
 _STALL_S = 10.0
+_STALLS = (0.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0)
 
 _PROFILE = Constant(
     name="seconds and bytes of layers",
@@ -46,8 +47,8 @@ _BAMBOO_RATE = Constant(
     name="Bamboo's speed by 1F1B's",
     value="0.71",
     origin=Origin.FITTED,
-    why="to table 1's Medium at 6h; and steps take 1.5 times as long while a worker computes for two, which ranges "
-    "leave out",
+    why="to table 1's Medium at 6h; that steps take 1.5 times as long while a worker computes for two is in the ranges "
+    "only, as this column has a loss, too",
 )
 
 
@@ -144,14 +145,18 @@ def table1(processes: int) -> Found:
     )
 
 
+_bamboo = partial(bamboo, slower=1.0)
+"""As fast with somebody missing as table 1 has it."""
+
+
 def _cells_of_table1(model: str) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
     """All of one model, as plans that are made for one cell serve others: by interval and system."""
     known = facts("slipstream")["table1"]
     pipelines, stages = known["grids"][model]
     microbatches = known["batch"][model] // known["microbatch"][model] // pipelines
     experiment = Experiment(profile=estimate(_SHAPES[model]), grid=(pipelines, stages, microbatches))
-    ways = experiment.ways({"oobleck": oobleck, "bamboo": bamboo, "elastic-batching": elastic_batching})
-    others = experiment.ways({"bamboo": partial(bamboo, slower=1.0)})
+    ways = experiment.ways({"oobleck": oobleck, "bamboo": _bamboo, "elastic-batching": elastic_batching})
+    others = experiment.ways({"bamboo": bamboo})
     lasts_s = known["hours"] * HOUR_S
     found = {}
     for gap, every_s in reversed(_GAPS.items()):
@@ -233,26 +238,27 @@ def figure8(processes: int) -> Found:
     known = facts("slipstream")["figure8"]
     with side_by_side(_run_of_figure8, min(processes, 2)) as each:
         large, medium = each((_LARGE, _MEDIUM))
-    stalls = (0.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0)
     over: dict[str, list[Point]] = {
-        f"{model} over Oobleck": [(stall, found["adaptive"] / found[f"oobleck {stall:g}"]) for stall in stalls]
+        f"{model} over Oobleck": [(stall, found["adaptive"] / found[f"oobleck {stall:g}"]) for stall in _STALLS]
         for model, found in ((_LARGE, large), (_MEDIUM, medium))
     }
-    needed = next((stall for stall, ratio in over[f"{_LARGE} over Oobleck"] if ratio >= 1.46), stalls[-1])
+    printed = known["over_oobleck_6_7b"]
+    needed = next((stall for stall, ratio in over[f"{_LARGE} over Oobleck"] if ratio >= printed), None)
+    stalls = f"more than {_STALLS[-1]:g}" if needed is None else f"about {needed:g}"
     rows = [
         Row(
             what=f"{_LARGE}: SlipStream over Oobleck",
-            printed=known["over_oobleck_6_7b"],
+            printed=printed,
             ours=large["adaptive"] / large["oobleck 10"],
             unit="x",
-            reach=(large["adaptive"] / large["oobleck 0"], large["adaptive"] / large["oobleck 300"]),
+            reach=(large["adaptive"] / large["oobleck 0"], large["adaptive"] / large[f"oobleck {_STALLS[-1]:g}"]),
         ),
         Row(
             what=f"{_MEDIUM}: SlipStream over Bamboo",
             printed=known["over_bamboo_medium"],
             ours=medium["adaptive"] / medium["bamboo"],
             unit="x",
-            reach=(medium["adaptive"] / medium["bamboo, no slower"], medium["adaptive"] / medium["bamboo"]),
+            reach=(medium["adaptive"] / medium["bamboo"], medium["adaptive"] / medium["bamboo, slower"]),
         ),
     ]
     rows += [
@@ -282,7 +288,7 @@ def figure8(processes: int) -> Found:
         says=(
             "Between losses Oobleck's pipelines are faster on 6.7B: its layers move, so that n of N machines make n "
             "/ N of the throughput, where a stage of three workers that loses one makes two thirds. The printed "
-            f"1.46 can only be stalls, of about {needed:g} s at each of the trace's instants; the picture has the "
+            f"1.46 can only be stalls, of {stalls} s at each of the trace's instants; the picture has the "
             "ratio over all of them.",
         ),
         pictures={
@@ -303,12 +309,12 @@ def _run_of_figure8(model: str) -> dict[str, float]:
     experiment = Experiment(profile=estimate(_SHAPES[model]), grid=(pipelines, stages, microbatches))
     rows = facts("oobleck")["come_and_go_minute_come_gone"]["gcp"]
     world = come_and_go(rows, 45 * MINUTE_S, known["hours"] * HOUR_S, seed=model)
-    systems = {f"oobleck {stall:g}": partial(oobleck, stall_s=stall) for stall in (0, 10, 30, 60, 120, 180, 240, 300)}
+    systems = {f"oobleck {stall:g}": partial(oobleck, stall_s=stall) for stall in _STALLS}
     ways = experiment.ways(
         {
             **systems,
-            "bamboo": bamboo,
-            "bamboo, no slower": partial(bamboo, slower=1.0),
+            "bamboo": _bamboo,
+            "bamboo, slower": bamboo,
             "elastic-batching": elastic_batching,
         }
     )
@@ -404,8 +410,7 @@ def figure10(processes: int) -> Found:
                     ours=gains[-1],
                     unit="%",
                     reach=(min(gains), max(gains)),
-                    missed=Verdict.NOTHING_CAN,
-                    why="with so many micro-batches there are too few bubbles" if number == 0 else "",
+                    why="with so many micro-batches planned schedules have few bubbles",
                 )
             )
     return Found(

@@ -265,7 +265,7 @@ def table6(processes: int) -> Found:
     entry = _boundary("bert", "bert_tokens", 1) * known["interval"]
     rows = tuple(
         Row(
-            what=f"{len(printed)} groups, of which one way is logged",
+            what=f"{len(printed)} group{'s' * (len(printed) > 1)}, of which one way is logged",
             printed=float(text) / 1e9,
             ours=(len(printed) - 1) * entry / 1e9,
             unit="GB",

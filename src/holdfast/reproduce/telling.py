@@ -11,7 +11,7 @@ from html import escape
 
 from holdfast.reproduce.facts import facts
 from holdfast.reproduce.found import Found, Item, Row, Verdict
-from holdfast.reproduce.registry import ELSEWHERE
+from holdfast.reproduce.registry import ELSEWHERE, FIRST
 
 __all__ = ["section", "to_json", "to_markdown", "to_page"]
 
@@ -35,7 +35,7 @@ _ABOUT = (
 
 def to_markdown(found: Mapping[Item, Found]) -> str:
     """Returns the whole report; pictures are links into a folder ``pictures`` beside it."""
-    parts = ["# The papers' tables and figures", *_ABOUT, _table(_summary(found))]
+    parts = ["# The papers' tables and figures", *_ABOUT, _table(_first(found)), _table(_summary(found))]
     for item, each in found.items():
         parts.append(section(item, each))
     parts += ["## Not computed", _table([("", "stands for it"), *ELSEWHERE.items()]), "## Sources", _listed(_sources())]
@@ -54,7 +54,8 @@ def section(item: Item, found: Found) -> str:
 def to_page(found: Mapping[Item, Found]) -> str:
     """Returns the same as one HTML file, which refers to no other."""
     title = "The papers' tables and figures"
-    body = [f"<h1>{escape(title)}</h1>", *map(_paragraph, _ABOUT), _html_table(_summary(found))]
+    body = [f"<h1>{escape(title)}</h1>", *map(_paragraph, _ABOUT), _html_table(_first(found))]
+    body.append(_html_table(_summary(found)))
     for item, each in found.items():
         body.append(f'<h2 id="{escape(item.name)}">{escape(item.name)}: {escape(item.title)}</h2>')
         body += [*map(_paragraph, each.says), _html_table(_rows(each.rows))]
@@ -90,6 +91,15 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _first(found: Mapping[Item, Found]) -> Iterator[Sequence[str]]:
+    rows = {(item.name, row.what): row for item, each in found.items() for row in each.rows}
+    told = [(name, rows[name, what]) for name, what in FIRST if (name, what) in rows]
+    first, *others = _rows([row for _, row in told])
+    yield ("", *first)
+    for (name, _), row in zip(told, others, strict=True):
+        yield (name, *row)
+
+
 def _rows(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
     yield _HEAD
     for row in rows:
@@ -99,7 +109,7 @@ def _rows(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
             "" if row.printed is None else _number(row.printed, row.unit),
             _number(row.ours, row.unit),
             "" if row.reach is None else f"{_number(row.reach[0])} to {_number(row.reach[1])}",
-            "" if row.gap is None else f"{100 * row.gap:+.1f} %",
+            "" if row.gap is None else f"{round(100 * row.gap, 1) + 0.0:+.1f} %",
             "" if row.printed is None else str(why),
         )
 

@@ -95,8 +95,11 @@ def test_an_average_of_the_measured_rates_is_the_column_without_losses():
         assert mean == pytest.approx(facts("oobleck")["table2"]["rows"][model]["Oobleck"][0], rel=0.006)
 
 
-def test_a_line_is_fitted():
-    assert oobleck._fitted([1.0, 2.0, 4.0], [5.0, 7.0, 11.0]) == pytest.approx((2.0, 3.0))
+def test_a_line_is_fitted_so_that_the_worst_point_is_as_near_as_can_be():
+    assert oobleck._fit([1.0, 2.0, 4.0], [5.0, 7.0, 11.0])[0] < 1e-6
+    off, line = oobleck._fit([1.0, 2.0, 3.0], [10.0, 12.0, 10.0])  # level, it is 1 of 11 off at each
+    assert off == pytest.approx(1 / 11, rel=1e-4)
+    assert line == pytest.approx([120 / 11] * 3, rel=1e-3)
 
 
 def test_a_stall_gives_back_what_it_was_computed_from():
