@@ -350,7 +350,7 @@ def figure11(processes: int) -> Found:
         for name, of in (("Oobleck", _oobleck), ("Varuna", _varuna)):
             for gap, every_s in _GAPS.items():
                 found = _become(of(model), _fewer_and_fewer(every_s))
-                shown[f"{model}, {gap}: {name}"] = _percent(found.parts, found.seconds)
+                shown[f"{_SHORT[model]}, {gap}: {name}"] = _percent(found.parts, found.seconds)
     worst = _become(_varuna(_LARGE), _fewer_and_fewer(_GAPS["10m"]))
     least = min(share["useful"] for name, share in shown.items() if name.endswith("Oobleck"))
     rows = [
@@ -376,6 +376,9 @@ def figure11(processes: int) -> Found:
             "oobleck-figure11": shares_to_svg(lost, "Time that is lost in the runs of table 2, by what to", " %")
         },
     )
+
+
+_SHORT = {_BERT: "BERT", _LARGE: "6.7b"}
 
 
 def _percent(parts: Mapping[Part, float], seconds: float) -> dict[str, float]:

@@ -8,13 +8,11 @@ what came of it, and says when a step is over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, HoldfastError, InternalError
-from holdfast.runtime.node.local import LOOK_S
 
 __all__ = ["GivesItems", "Item", "LoopAbandoned", "RunsItems", "Turns"]
 
@@ -152,7 +150,7 @@ class Turns:
         with self._changed:
             self._asks, self._inside = True, None
             self._changed.notify_all()
-            self._until(lambda: self._may_begin() is not None or self._over)
+            self._changed.wait_for(lambda: self._may_begin() is not None or self._over)
             self._asks = False
             step = self._may_begin()
             if step is None:
@@ -184,7 +182,7 @@ class Turns:
                 )
             self._idle = True
             self._changed.notify_all()
-            self._until(lambda: self._item is not None or self._over_before > step or self._over)
+            self._changed.wait_for(lambda: self._item is not None or self._over_before > step or self._over)
             self._idle = False
             if self._item is not None and self._over_before <= step:
                 self._taken = True
@@ -216,12 +214,7 @@ class Turns:
     def wait(self) -> None:
         """Waits until there is nothing more to run."""
         with self._changed:
-            self._until(lambda: self._over)
-
-    def _until(self, there: Callable[[], bool]) -> None:
-        """The loop waits; it looks up for signals, which Python answers in its thread alone, once that runs."""
-        while not self._changed.wait_for(there, timeout=LOOK_S):
-            pass
+            self._changed.wait_for(lambda: self._over)
 
     def _raise_unless_finished(self) -> None:
         if self._why is not None:

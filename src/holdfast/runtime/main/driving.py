@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from holdfast.runtime.driver import Driver
-from holdfast.runtime.node.local import LOOK_S
 
 __all__ = ["drive", "drive_beside"]
 
@@ -18,17 +16,12 @@ __all__ = ["drive", "drive_beside"]
 def drive(driver: Driver) -> None:
     """Runs a driver to its end, in a thread of its own; raises what ends it.
 
-    The thread that calls this, the main one, does nothing meanwhile but answer signals. It looks up for them, as the
-    kernel may hand one to any thread, and Python runs its handler in the main one once that runs again: a spare, which
-    is told nothing for hours, would not hear that it is to go.
+    The thread that calls this, the main one, does nothing meanwhile but answer signals.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     drive_beside(driver, ended.put)
-    while True:
-        with contextlib.suppress(queue.Empty):
-            if (problem := ended.get(timeout=LOOK_S)) is not None:
-                raise problem
-            return
+    if (problem := ended.get()) is not None:
+        raise problem
 
 
 def drive_beside(driver: Driver, on_end: Callable[[BaseException | None], None]) -> None:

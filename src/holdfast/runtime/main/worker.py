@@ -43,6 +43,7 @@ from holdfast.runtime.engine.build import StageParts, build_dataset, build_model
 from holdfast.runtime.engine.model import Model
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
+from holdfast.runtime.main.answering import AnsweringThread
 from holdfast.runtime.main.companions import Companions, fork_companions
 from holdfast.runtime.main.driving import drive
 from holdfast.runtime.specs import ResumeFrom, WorkerSpec, check_sources
@@ -105,6 +106,7 @@ class WorkerProcess:
         self._ranks: Ranks | None = None
         self._log = EventLog(spec.events, complain=self._complain)
         self._driver: Driver | None = None
+        self._signals = AnsweringThread()
         self._dormant = False
         self._emulated_bytes: tuple[int, ...] = ()
         self._unused: Model | None = None
@@ -126,7 +128,7 @@ class WorkerProcess:
     def run(self) -> None:
         """Lives, and ends the process."""
         for number, dormant in _RESTS.items():
-            signal.signal(number, lambda *_, dormant=dormant: self._rest(dormant))
+            self._signals.answer(number, partial(self._rest, dormant))
         try:
             self._live()
         except ConfigError as error:
@@ -169,7 +171,7 @@ class WorkerProcess:
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
         self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: self._leave(driver))
+        self._signals.answer(signal.SIGTERM, partial(self._leave, driver))
         return driver
 
     def _check_code(self) -> None:
