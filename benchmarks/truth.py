@@ -76,7 +76,12 @@ _FIVE = ("1.0", "3.1", "0.0", "2.1", "1.1")
 _OOBLECK = {"resilience.strategy": "templates", "resilience.failure_every_s": 11.0}
 """How often failures come is told: runs so short differ in what they make of the time before their first step."""
 CASES = (
-    Case(name="slipstream", grid="4x2", keys={"train.technique": "staggered"}, victims=_FIVE),
+    Case(
+        name="slipstream",
+        grid="4x2",
+        keys={"resilience.strategy": "adaptive", "train.technique": "staggered"},
+        victims=_FIVE,
+    ),
     Case(name="oobleck", grid="4x2", keys=_OOBLECK, victims=_FIVE),
     Case(name="both", grid="4x2", keys={**_OOBLECK, "train.technique": "staggered"}, victims=_FIVE),
     Case(name="replication", grid="2x4", keys={}, victims=("1.2", "0.0", "1.1", "0.3", "1.0")),
