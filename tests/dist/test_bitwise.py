@@ -13,7 +13,7 @@ from holdfast.control.store import DecisionStore
 from holdfast.core.ids import WorkerId
 from holdfast.errors import StateUnavailable
 from holdfast.optim.digest import load_layer
-from holdfast.telemetry.events import Agreed, FaultInjected, Installed, read_events
+from holdfast.telemetry.events import Agreed, FaultInjected, Installed, JobEnded, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -178,7 +178,9 @@ def test_no_owner_left_saves_what_lives_and_names_the_layers(runs, executed_as_o
     assert caught.value.layers == (2,)
     saved = sorted(folder.glob("layer-*.safetensors"))
     assert [path.stem for path in saved] == ["layer-0000", "layer-0001", "layer-0003", "layer-0004"]
-    assert {load_layer(path).step for path in saved} == {3}
+    (ended,) = (event for event in events if isinstance(event, JobEnded))
+    assert {load_layer(path).step for path in saved} == {ended.step}
+    assert ended.step in (2, 3), "the others may not have heard yet, as 2.1 dies, that step 2 is settled"
 
 
 def _folder_in(message: str) -> str:

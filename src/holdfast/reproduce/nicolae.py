@@ -69,7 +69,7 @@ def figure3(processes: int) -> Found:
     rows = []
     for name in (_RESNET, _NT3):
         model = _model(name)
-        again = {strategy: per_failure(strategy, model).replay_s for strategy in ("rollback", "lossy-forward")}
+        again = {row: per_failure(row, model).replay_s for row in ("rollback", "lossy-forward")}
         longest = per_failure("checkpoint-restart", model, model.minibatches_per_epoch).replay_s
         rows += [
             Row(
@@ -92,11 +92,9 @@ def figure3(processes: int) -> Found:
                 missed=Verdict.OPEN,
             ),
         ]
-        for strategy in ("checkpoint-restart", "rollback", "lossy-forward"):
-            cost = per_failure(strategy, model)
-            rows.append(
-                Row(what=f"{name}: a failure on average, {strategy}", printed=None, ours=cost.seconds, unit="s")
-            )
+        for row in ("checkpoint-restart", "rollback", "lossy-forward"):
+            cost = per_failure(row, model)
+            rows.append(Row(what=f"{name}: a failure on average, {row}", printed=None, ours=cost.seconds, unit="s"))
     return Found(
         rows=tuple(rows),
         constants=(_SWAPPED, Constant(name="detection, and giving state", value="0 s", origin=Origin.PRINTED)),
