@@ -26,10 +26,10 @@ _ABOUT = (
     "Every table and figure of the four papers that simulation or computation can give, beside what they print. "
     "`holdfast reproduce all` makes this report; what is simulated are this package's own decisions, plans and "
     "prices ([simulate](simulate.md)), systems without a runtime here are models ([strategies](strategies.md)).",
-    "A range is what comes out over what the papers leave open, where one reading was chosen before looking. *met*: "
-    "within 5 %, if nothing else is said; *better*: further in the direction that was wanted; *not given*: it takes "
-    "something that is not published; *nothing can*: it contradicts a bound, or other numbers of the same paper; "
-    "*fitted*: a constant was chosen so that it comes out, so it is no result.",
+    "A range is what comes out over what the papers leave open; one reading was chosen for all cells of a paper, "
+    "and the constants say why. *met*: within 5 %, if nothing else is said; *better*: further in the direction that "
+    "was wanted; *not given*: it takes something that is not published; *nothing can*: it contradicts a bound, or "
+    "other numbers of the same paper; *fitted*: a constant was chosen so that it comes out, so it is no result.",
 )
 
 
