@@ -148,7 +148,7 @@ def table2(processes: int) -> Found:
             "not what was measured.",
             "Varuna needs 701 s for each restart of 6.7b by the same code: where nodes are lost every 600 s it "
             "makes no step at all, and no ratio is to be had; if steps go on meanwhile, the ratio is that of the "
-            "range's lower end. The printed 13.9 lies between.",
+            "range's lower end, a little above the printed 13.9.",
             "Bamboo is not simulated from these rates: of its restarts only a constant share of redundant work is "
             "published.",
         ),

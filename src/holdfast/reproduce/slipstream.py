@@ -369,10 +369,18 @@ def _scaled(cell: tuple[str, int]) -> float:
     pipelines, stages = facts("slipstream")["figure9"]["grids"][model]
     grid, workers = _even(stages, pipelines, 4 * stages), stages * pipelines
     lost = math.ceil(workers * percent / 100)
-    counts = min_max(stages, lost, bound_cost(grid))[lost]
-    found = make_plan(grid, place(counts, pipelines), Technique.STAGGERED, time_limit_s=0.0).found
-    scaled: float = _classic(grid) / found.period / (1 - lost / workers)
+    scaled: float = _classic(grid) / _period(grid, lost, Technique.STAGGERED) / (1 - lost / workers)
     return scaled
+
+
+def _where_least(grid: CostedGrid, lost: int) -> tuple[int, ...]:
+    """How many each stage loses of so many, where they cost least."""
+    return min_max(len(grid.stages), lost, bound_cost(grid))[lost]
+
+
+def _period(grid: CostedGrid, lost: int, technique: Technique) -> float:
+    failed = place(_where_least(grid, lost), grid.pipelines)
+    return make_plan(grid, failed, technique, time_limit_s=0.0).found.period
 
 
 def _classic(grid: CostedGrid) -> float:
@@ -382,8 +390,7 @@ def _classic(grid: CostedGrid) -> float:
 def _bounded(per_stage: int) -> float:
     pipelines, stages = facts("slipstream")["figure9"]["grids"]["18.4B"]
     grid, lost = _even(stages, pipelines, per_stage * stages), pipelines * stages // 10
-    counts = min_max(stages, lost, bound_cost(grid))[lost]
-    period = plan_bound(grid, counts, Technique.STAGGERED).period
+    period = plan_bound(grid, _where_least(grid, lost), Technique.STAGGERED).period
     scaled: float = _classic(grid) / period / (1 - lost / (pipelines * stages))
     return scaled
 
@@ -440,12 +447,8 @@ def _gains(cell: tuple[str, float | None]) -> tuple[float, float]:
     given = table["batch"][model] // table["microbatch"][model] // pipelines
     microbatches = given if share is None else max(1, round(share * stages))
     grid = _even(stages, pipelines, microbatches, held=2 * stages)
-    counts = min_max(stages, 12, bound_cost(grid))[12]
-    steps = [
-        make_plan(grid, place(counts, pipelines), technique, time_limit_s=0.0).found
-        for technique in (Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED)
-    ]
-    periods = [each.period for each in steps]
+    techniques = (Technique.ADAPTIVE, Technique.DECOUPLED, Technique.STAGGERED)
+    periods = [_period(grid, 12, technique) for technique in techniques]
     return 100 * (periods[0] / periods[1] - 1), 100 * (periods[1] / periods[2] - 1)
 
 
@@ -453,12 +456,11 @@ def figure11(processes: int) -> Found:
     """Bytes that each stage of 6.7B needs at most."""
     profile, stages, memory = estimate(_SHAPES[_LARGE]), 8, 80e9
     parts = split_evenly(len(profile.layers), stages)
-    rows, curve, held = [], [], [0.0]
+    rows, curve = [], []
     for number, part in enumerate(parts):
         layers = [profile.layers[index] for index in part.indices]
         state = sum(each.parameter_bytes + each.optimizer_bytes + 2 * each.parameter_bytes for each in layers)
         each_held = sum(each.held_after_forward_bytes for each in layers)
-        held.append(each_held)
         size = (state + (stages - number) * each_held) / 1e9
         curve.append((float(number), size))
         rows.append(Row(what=f"stage {number}, 1F1B", printed=None, ours=size, unit="GB"))

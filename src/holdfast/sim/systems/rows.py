@@ -97,12 +97,11 @@ def varuna(facts: Facts, *, every: int = _VARUNA_EVERY) -> System:
     )
 
 
-def bamboo(facts: Facts, *, rate: float = _BAMBOO_RATE, slower: float = _BAMBOO_SLOWER) -> System:
+def bamboo(facts: Facts, *, slower: float = _BAMBOO_SLOWER) -> System:
     """Each worker computes its successor's part, too, and takes over from it.
 
     Args:
         facts: of the job.
-        rate: its speed with everybody there, by 1F1B's.
         slower: how many times as long a step takes while somebody computes for two.
     """
 
@@ -110,7 +109,7 @@ def bamboo(facts: Facts, *, rate: float = _BAMBOO_RATE, slower: float = _BAMBOO_
         broken = facts.broken(seats)
         period = facts.of_pipelines(facts.pipelines - len(broken))
         alone = slower if facts.hit(seats) - broken else 1.0
-        return None if period is None else period / rate * alone
+        return None if period is None else period / _BAMBOO_RATE * alone
 
     def lost(before: Seats, after: Seats) -> Halt:
         if facts.broken(after) == facts.broken(before):
