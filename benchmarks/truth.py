@@ -83,6 +83,9 @@ CASES = (
         victims=_FIVE,
     ),
     Case(name="oobleck", grid="4x2", keys=_OOBLECK, victims=_FIVE),
+    Case(
+        name="auto", grid="4x2", keys={"resilience.strategy": "auto", "resilience.failure_every_s": 11.0}, victims=_FIVE
+    ),
     Case(name="both", grid="4x2", keys={**_OOBLECK, "train.technique": "staggered"}, victims=_FIVE),
     Case(name="replication", grid="2x4", keys={}, victims=("1.2", "0.0", "1.1", "0.3", "1.0")),
     Case(

@@ -125,6 +125,26 @@ def test_more_is_lost(runs, faults):
     assert events_of(summary, Replaying)
 
 
+BOTH_ENDS = [((CLIPPED,), ()), ((), ("train.technique=staggered",))]
+
+
+@pytest.mark.parametrize(("changes", "more"), some(BOTH_ENDS, BOTH_ENDS[:1]))
+def test_where_both_ends_of_a_tied_weight_are_lost_their_replays_make_its_sums_together(runs, changes, more):
+    faults = ("kill:0.0@7:forward", "kill:0.3@7:detect")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", *faults, changes=changes, more=more)
+    events = replayed(summary)
+    last = [event for event in events if event.generation == events[-1].generation]
+    assert [event.workers for event in last] == [("0.1",), ("0.2",)]
+    assert all(event.start < event.stop for event in last)
+
+
+def test_neighbours_in_all_pipelines_replay_a_stage_that_these_have_lost(runs):
+    """What is sent to the last one who holds its layers is logged from the first loss on."""
+    wide = ("grid.pipelines=2", "grid.stages=3", "grid.microbatches=2")
+    summary = ends_as_if_nothing_had_failed(runs, "gpt", "kill:1.1@2", "kill:0.1@7:backward", changes=wide)
+    assert [event.workers for event in replayed(summary)] == [("0.0", "0.2", "1.0", "1.2")]
+
+
 def test_a_frozen_worker_is_replayed_and_comes_to_nothing(runs):
     """Stopped by its pid, from outside."""
     stopped = []

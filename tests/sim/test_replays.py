@@ -7,12 +7,16 @@ import random
 from functools import cache
 
 import pytest
+import torch
 
+from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
+from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Agreed, Notice, Replaying
+from holdfast.settings.planning import healthy_plan
+from holdfast.telemetry.events import Agreed, Notice, Replaying, Synced
 from holdfast.telemetry.report import report
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual import VirtualCluster
@@ -207,3 +211,91 @@ def test_anybody_at_any_effect(start):
         replays += len(of(result, Replaying))
     assert died > 5
     assert replays > 3
+
+
+WIDE = regular_plan(2, split_evenly(8, 4), 4)
+
+
+@cache
+def wide():
+    return VirtualCluster(Scenario(plan=WIDE, steps=STEPS, seed=0, checkpoint_every=EVERY, logs=True)).run()
+
+
+def run_wide(*faults, **options):
+    parsed = tuple(map(Fault.parse, faults))
+    options = {"checkpoint_every": EVERY, "logs": True, **options}
+    result = VirtualCluster(Scenario(plan=WIDE, steps=STEPS, seed=0, faults=parsed, **options)).run()
+    assert result.outcome == "done", result.detail
+    assert sorted(result.fired) == sorted(map(str, parsed))
+    assert result.digest == wide().digest
+    return result
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_stage_that_all_pipelines_lost_is_replayed_by_its_neighbours(stage, point):
+    """Since the first one is gone, what is sent to the other is logged."""
+    result = run_wide(f"kill:1.{stage}@2", f"kill:0.{stage}@8:{point}")
+    replayed_alone(result)
+    (last,) = of(result, Replaying)
+    assert last.layers == (2 * stage, 2 * stage + 2)
+    beside = [other for other in (stage - 1, stage + 1) if 0 <= other < 4]
+    assert last.workers == tuple(f"{pipeline}.{other}" for pipeline in range(2) for other in beside)
+
+
+def test_who_is_lost_beside_keeps_its_place_for_somebody_who_comes_later():
+    result = run_wide("kill:1.1@2", "kill:1.3@3", "kill:0.1@8:forward", "join:1.3@9")
+    replayed_alone(result)
+    assert [event.workers for event in of(result, Replaying)] == [("0.0", "0.2", "1.0", "1.2")]
+    came = [event for event in of(result, Synced) if event.worker == "1.3"]
+    assert [event.entered > 8 for event in came] == [True]
+
+
+GPT = {
+    "model": {"kind": "gpt", "layers": 4, "width": 8, "heads": 2, "context": 8, "dropout": 0.1},
+    "data": {"kind": "text", "path": os.__file__},
+    "grid": {"pipelines": 1, "stages": 4, "microbatches": 4, "microbatch_size": 1},
+    "train": {"steps": STEPS, "seed": 1, "clip_norm": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    """Its first and its last layer share a weight."""
+    torch.set_num_threads(1)
+    job = parse_job(GPT)
+    found = probe(job)
+    plan = healthy_plan(job, len(found.boundaries))
+
+    def stage(worker, plan):
+        return build_stage(job, plan, worker, found.boundaries).stage
+
+    @cache
+    def run(*faults, **options):
+        scenario = Scenario(
+            plan=plan, steps=STEPS, seed=0, stage=stage, ties=found.ties, checkpoint_every=EVERY, logs=True,
+            faults=tuple(map(Fault.parse, faults)), **options,
+        )  # fmt: skip
+        result = VirtualCluster(scenario).run()
+        assert result.outcome == "done", result.detail
+        assert sorted(result.fired) == sorted(faults)
+        return result
+
+    assert found.ties == ((0, 5),)
+    return run
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_where_both_ends_of_a_tie_are_lost_they_are_replayed_side_by_side(gpt, point):
+    result = gpt(f"kill:0.0@8:{point}", f"kill:0.3@8:{point}")
+    assert result.digest == gpt().digest
+    replayed_alone(result)
+    ends = {end for event in of(result, Replaying) for end in event.layers}
+    assert {0, 6} <= ends
+
+
+def test_who_replayed_one_end_has_its_sums_for_whoever_replays_the_other(gpt):
+    result = gpt("kill:0.0@8:forward", "kill:0.3@9:forward")
+    assert result.digest == gpt().digest
+    replayed_alone(result)
+    assert len(of(result, Replaying)) == 2

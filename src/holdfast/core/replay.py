@@ -25,7 +25,7 @@ class Replay:
     """Some layers, and their steps that are run again.
 
     Every worker holds all of the layers, and runs every so-manieth micro-batch; their sums are made over all of them.
-    So nobody waits for anybody within a step, and there are no bubbles.
+    So nobody waits for anybody within a step but for sums, and there are no bubbles.
 
     Attributes:
         layers: which, contiguous.
@@ -33,6 +33,8 @@ class Replay:
         start: the step whose beginning the checkpoint has.
         stop: the first step that is not run again, not before ``start``.
         microbatches: of a step, sorted.
+        shared: layers that share weights, some of which others replay at the same time, and all who do: in each step
+            they make these sums together.
     """
 
     layers: LayerRange
@@ -40,6 +42,7 @@ class Replay:
     start: int
     stop: int
     microbatches: tuple[MicroBatch, ...]
+    shared: tuple[tuple[tuple[int, ...], tuple[WorkerId, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that somebody runs it, and that time goes forward."""
@@ -59,7 +62,8 @@ def replayed_step(
 ) -> StepPlan:
     """Returns what one worker does in every step of a replay: one micro-batch after the other, forward and backward.
 
-    Sums of weights that are tied to other layers are recalled; there is no exchange of votes.
+    Sums of weights that are tied to other layers are recalled, unless these are replayed, too; there is no exchange of
+    votes.
 
     Args:
         replay: it.
@@ -70,7 +74,10 @@ def replayed_step(
     ours = set(replay.layers.indices)
     meeting = [tie for tie in ties if not ours.isdisjoint(tie)]
     within = [tie for tie in meeting if ours.issuperset(tie)]
-    units = (*((layer,) for layer in reversed(replay.layers.indices)), *within)
+    shared = dict(replay.shared)
+    units = [(layer,) for layer in reversed(replay.layers.indices)] + [
+        tie for tie in meeting if tie in (*within, *shared)
+    ]
     counted = intervals(each.number for each in replay.microbatches)
     return StepPlan(
         worker=worker,
@@ -81,8 +88,11 @@ def replayed_step(
             for microbatch in replay.share(worker)
             for kind in (OpKind.F, OpKind.B)
         ),
-        sums=tuple(SumPlan(reduction=Reduction(each, replay.workers), contributions=counted) for each in units),
-        standing=tuple(Standing(layers=tie, holder=None) for tie in meeting if tie not in within),
+        sums=tuple(
+            SumPlan(reduction=Reduction(each, shared.get(each, replay.workers)), contributions=counted)
+            for each in units
+        ),
+        standing=tuple(Standing(layers=tie, holder=None) for tie in meeting if tie not in units),
         updates=tuple(replay.layers.indices),
         ties=ties,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from holdfast.core.ids import MicroBatch, WorkerId
@@ -56,13 +57,15 @@ def plan_replays(
     logged: Iterable[int],
     *,
     helpers: int = 0,
+    ties: tuple[tuple[int, ...], ...] = (),
     start: int,
     stop: int,
 ) -> tuple[Replay, ...]:
-    """Returns the replays after which everybody holds what it is to hold, ascending by layers.
+    """Returns the replays after which all hold what they are to hold, in the order in which each worker runs its own.
 
     Layers beside each other are replayed together; so are those beyond them up to the next boundary at which something
-    was logged. Everybody who lacks some of them takes part, and so many helpers.
+    was logged. Everybody who lacks some of them takes part, and so many helpers. Where layers that share weights are
+    all lost, their replays go side by side and come first: nobody else knows the sums.
 
     Args:
         target: who is to hold what.
@@ -70,6 +73,7 @@ def plan_replays(
         microbatches: of a step, sorted.
         logged: boundaries at which everything that crossed was logged in each of these steps.
         helpers: so many more take part.
+        ties: tuples of layers that share weights.
         start: the step that the checkpoint is of.
         stop: the first step that is not replayed.
     """
@@ -96,7 +100,20 @@ def plan_replays(
                 microbatches=microbatches,
             )
         )
-    return tuple(replays)
+    return tuple(sorted(_side_by_side(replays, ties), key=lambda each: not each.shared))
+
+
+def _side_by_side(replays: list[Replay], ties: tuple[tuple[int, ...], ...]) -> Iterator[Replay]:
+    """The same, where the sums of ties are made by several of them, unless somebody takes part in two of these."""
+    shared = defaultdict[LayerRange, list[tuple[tuple[int, ...], tuple[WorkerId, ...]]]](list)
+    for tie in ties:
+        meeting = [each for each in replays if not set(tie).isdisjoint(each.layers.indices)]
+        workers = sorted(worker for each in meeting for worker in each.workers)
+        complete = all(any(layer in each.layers for each in meeting) for layer in tie)
+        if len(meeting) > 1 and complete and len(set(workers)) == len(workers):
+            for each in meeting:
+                shared[each.layers].append((tie, tuple(workers)))
+    return (replace(each, shared=tuple(shared[each.layers])) for each in replays)
 
 
 def logged_boundaries(plan: Plan, logging: Logging) -> frozenset[int]:

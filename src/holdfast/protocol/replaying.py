@@ -106,7 +106,10 @@ def _replay_part(protocol: WorkerProtocol, order: ReplayOrder, course: _Course) 
             raise LogGap(f"nobody has logged the verdict over step {step}")
         if before is not None:
             yield Keep(Payload.VOTE, step, 0, 0, before)
-        yield from _run(course, ends, logged, step, vote)
+        for (payload, tie, number), value in logged.items():
+            if payload is Payload.SUM:  # for whoever replays the layers that it was read from
+                yield Keep(payload, step, tie, number, value)
+        yield from _run(protocol, course, ends, logged, step, vote)
         before = vote
     put_back(protocol)
 
@@ -119,7 +122,7 @@ def _engine(
     Whoever shares the work begins where all of them can: with the checkpoint.
     """
     known = protocol.replayed.pop(tuple(part.layers.indices), None)
-    if known is not None and len(part.workers) == 1:
+    if known is not None and len(part.workers) == 1 and not part.shared:
         steps = set(known.layer_steps().values())
         if len(steps) == 1 and part.start <= (at := steps.pop()) <= part.stop:
             return known, at
@@ -134,7 +137,14 @@ def _logged(step: int) -> Generator[WorkerEffect, Any, _Step]:
     return found
 
 
-def _run(course: _Course, ends: frozenset[tuple[Payload, int]], logged: _Step, step: int, vote: Any) -> Script:
+def _run(
+    protocol: WorkerProtocol,
+    course: _Course,
+    ends: frozenset[tuple[Payload, int]],
+    logged: _Step,
+    step: int,
+    vote: Any,
+) -> Script:
     log = StepLog(most_bytes=0)
     for (payload, boundary, number), value in logged.items():
         if payload is not Payload.VOTE:
@@ -146,6 +156,7 @@ def _run(course: _Course, ends: frozenset[tuple[Payload, int]], logged: _Step, s
         log=log,
         begun=True,
         logged=ends,
+        ties={tie: protocol.rules.ties.index(tie) for tie, _ in course.part.shared},
         decided=course.engine.unpack_vote(vote),
     )
     yield from execution.run()

@@ -87,8 +87,12 @@ def step_seconds(plan: Plan, rates: Rates, *, updates_ahead: bool = False) -> fl
 
 
 def first_sum_s(plan: Plan, rates: Rates) -> float:
-    """Returns when in a step of a plan somebody contributes first to a sum: as its last operation that adds begins."""
-    last: dict[WorkerId, float] = {}
+    """Returns when in a step of a plan somebody contributes first to a sum.
+
+    That is as its last operation that adds begins; at once where it computes nothing, as whoever came for a place that
+    the grid is yet to get.
+    """
+    last = {worker: 0.0 for worker in plan.workers if plan.placement.layers_of(worker)}
     for span in evaluate(plan, costs_from_profile(rates.profile)).spans:
         if span.op.kind in (OpKind.B, OpKind.W):
             last[span.worker] = span.start

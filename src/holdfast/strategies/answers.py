@@ -156,11 +156,12 @@ def _replayed_by_neighbours(view: ClusterView, left: frozenset[WorkerId]) -> Ite
     baseline, terms = view.baseline, view.rules.terms
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
     try:
-        plan = takeover_plan(baseline, left, max_layers=2 * most, costs=None if terms is None else terms.costs)
+        grid = takeover_plan(baseline, left, max_layers=2 * most, costs=None if terms is None else terms.costs)
     except InfeasiblePlan:
         return
-    plan = view.maker.scheduled(plan, terms)
-    yield _replayed(plan, plan)
+    lost = frozenset(grid.workers) - left  # of their layers there are other owners
+    grid = view.maker.scheduled(grid, terms)
+    yield _replayed(_without_lost(replace(view, baseline=grid, lost=lost, offer=None)).plan if lost else grid, grid)
 
 
 def _shrunken(view: ClusterView, left: list[WorkerId], max_layers: int) -> Plan:

@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.instructions import Compute, Payload, Recall, Reduce
 from holdfast.core.lower import lower_step
-from holdfast.core.placement import group_into_nodes, split_evenly
+from holdfast.core.placement import LayerRange, group_into_nodes, home_placement, split_evenly
 from holdfast.core.replay import replayed_step
+from holdfast.core.routes import Visit
 from holdfast.core.validate import validate
 from holdfast.errors import InfeasiblePlan
 from holdfast.planning.replays import Logging, grouped, logged_boundaries, plan_replays
 from holdfast.planning.takeover import takeover_plan
-from holdfast.schedule.builders import regular_plan
+from holdfast.planning.training import rerouted
+from holdfast.schedule.builders import assigned_plan, home_plan, regular_plan
 
 STAGES = 6
 
@@ -117,7 +119,58 @@ def test_nobody_takes_more_than_is_known_to_fit(left):
         takeover_plan(plan, [WorkerId(0, stage) for stage in left], max_layers=4)
 
 
-def test_layers_are_taken_over_within_one_pipeline_alone():
-    plan = regular_plan(2, split_evenly(6, 3), 2)
-    with pytest.raises(InfeasiblePlan, match="one pipeline"):
-        takeover_plan(plan, plan.workers[:4], max_layers=6)
+def lost_of(plan, *names):
+    return frozenset(plan.workers).difference(map(WorkerId.parse, names))
+
+
+def held_of(plan):
+    return {str(worker): str(layers) for worker, layers in plan.placement.ranges}
+
+
+def test_in_each_pipeline_the_neighbours_take_what_nobody_holds_and_other_lost_ones_keep_their_places():
+    plan = regular_plan(3, split_evenly(8, 4), 2)
+    found = takeover_plan(plan, lost_of(plan, "0.1", "1.1", "2.1", "1.3"), max_layers=4)
+    one = {"0.0": "0:3", "0.2": "3:6", "0.3": "6:8"}
+    assert held_of(found) == {**one, **{f"{p}{name[1:]}": layers for p in (1, 2) for name, layers in one.items()}}
+    assert found.routes.microbatches == plan.routes.microbatches
+    assert {route.workers[0].pipeline for route in found.routes.routes if route.microbatch.pipeline == 1} == {1}
+    validate(found)
+    left = lost_of(plan, "1.3").intersection(found.workers)
+    validate(rerouted(found, frozenset(found.workers) - left, None).plan)
+
+
+def test_a_pipeline_in_which_nobody_can_take_them_stays_as_it_is():
+    plan = regular_plan(2, split_evenly(8, 4), 2)
+    found = takeover_plan(plan, lost_of(plan, "0.1", "1.1", "1.0", "1.2"), max_layers=4)
+    assert held_of(found) == {
+        "0.0": "0:3",
+        "0.2": "3:6",
+        "0.3": "6:8",
+        **{f"1.{s}": f"{2 * s}:{2 * s + 2}" for s in range(4)},
+    }
+    one_beside = takeover_plan(plan, lost_of(plan, "0.1", "1.1", "0.2"), max_layers=4)
+    assert held_of(one_beside)["0.0"] == "0:4"
+    assert held_of(one_beside)["0.2"] == "4:6", "a place, as 1.2 holds its layers"
+    with pytest.raises(InfeasiblePlan, match="beside layer"):
+        takeover_plan(plan, lost_of(plan, "0.1", "1.1", "0.0", "0.2", "1.0", "1.2"), max_layers=4)
+    with pytest.raises(InfeasiblePlan, match="at most 2 altogether"):
+        takeover_plan(plan, lost_of(plan, "0.1", "1.1"), max_layers=2)
+
+
+def test_a_place_never_comes_to_have_two_ranges():
+    """The one who is lost has four layers, of which somebody else holds the outer ones."""
+
+    def row(*cuts):
+        return [Visit(WorkerId(len(cuts), at), LayerRange(*cut)) for at, cut in enumerate(pairwise(cuts))]
+
+    microbatches = regular_plan(2, split_evenly(8, 1), 2).routes.microbatches
+    plan = assigned_plan([row(0, 2, 6, 8), row(0, 3, 5, 6, 8)], microbatches, [2, 2])
+    found = takeover_plan(plan, lost_of(plan, "4.1", "5.1"), max_layers=5)
+    assert held_of(found) == {"4.0": "0:2", "4.1": "2:6", "4.2": "6:8", "5.0": "0:4", "5.2": "4:6", "5.3": "6:8"}
+
+
+def test_layers_are_not_taken_over_where_stages_have_lanes():
+    row = [LayerRange(0, 3), LayerRange(0, 3), LayerRange(3, 6)]
+    laned = home_plan(home_placement([row]), Batch((2,)))
+    with pytest.raises(InfeasiblePlan, match="one worker each"):
+        takeover_plan(laned, laned.workers[2:], max_layers=6)

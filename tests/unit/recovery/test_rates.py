@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.placement import split_evenly
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import LayerRange, split_evenly
+from holdfast.core.plan import with_listeners
 from holdfast.core.profile import LayerProfile, Link, Profile
-from holdfast.recovery.rates import Rates, remaining_seconds, step_seconds
+from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, step_seconds
 from holdfast.schedule.builders import regular_plan
 
 LAYER = LayerProfile(
@@ -52,3 +54,11 @@ def test_the_last_stage_sums_while_the_first_computes():
     slow = replace(PROFILE, layers=(LAYER, LAYER, LAYER, replace(LAYER, parameter_bytes=80)))
     assert step_seconds(plan, FREE) == 18
     assert step_seconds(plan, replace(ONCE, profile=slow)) == 14 - 4 + 2 + 8 + 1, "its last backward begins at 10"
+
+
+def test_the_first_sum_begins_behind_the_last_backward_pass_of_the_first_who_is_done_or_at_once():
+    """The last of two stages is done first: F F ... of the first, then F B F B, of which the last B begins at 10."""
+    plan = regular_plan(2, split_evenly(4, 2), 2)
+    assert first_sum_s(plan, FREE) == 10
+    listener = with_listeners(plan, [(WorkerId(2, 0), LayerRange(0, 2))])
+    assert first_sum_s(listener, FREE) == 0

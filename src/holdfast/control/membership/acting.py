@@ -111,7 +111,7 @@ def _load_state(state: Membership, action: LoadState) -> Decision:
 
 
 def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
-    """Everyone who has a place in the new grid stays; the others end."""
+    """Everyone who has a place in the new grid stays, also whoever is to come for it; the others end."""
     here = [worker for worker in state.grid.baseline.workers if worker not in state.roster.lost]
     idle = [worker for worker in here if worker not in action.plan.workers]
     reason = f"the grid shrinks to {len(action.plan.workers)} workers, which need no further one"
@@ -119,7 +119,7 @@ def _replace_grid(state: Membership, action: ReplaceGrid) -> Decision:
     state = replace(
         state,
         grid=GridState(baseline=action.plan),
-        roster=replace(state.roster, lost=frozenset(), arriving=frozenset()),
+        roster=replace(state.roster, lost=state.roster.lost.intersection(action.plan.workers), arriving=frozenset()),
         forming=replace(state.forming, wait_until=None, wait_for_all=False),
     )
     return state, (*(notice(worker, reason) for worker in idle), *tell_each(idle, Expel(reason=reason)))

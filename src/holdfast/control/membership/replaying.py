@@ -45,6 +45,7 @@ def order_replays(state: Membership, plan: Plan) -> Decision:
         former.routes.microbatches,
         logged_boundaries(former, logging) if known is None else known[1],
         helpers=logging.helpers,
+        ties=state.rules.ties,
         start=checkpoint.step,
         stop=step,
     )
