@@ -48,6 +48,7 @@ from holdfast.telemetry.events import (
     PlanImproved,
     Predicted,
     Preparing,
+    Ran,
     Reattached,
     Rebuilt,
     Replaying,
@@ -325,7 +326,7 @@ def _is_routine(event: Event, beginning: bool) -> bool:
             return not omitted
         case WorkerReady():
             return beginning
-    return isinstance(event, Suspected | Pinned | Loaded)
+    return isinstance(event, Suspected | Pinned | Loaded | Ran)
 
 
 def tell_checkpoint(event: Event) -> str | None:
@@ -379,6 +380,8 @@ def _tell_job(event: Event) -> str | None:
         case StepOps(loss=float() as loss):
             omitted = ", OMITTED: a gradient was not finite" if event.omitted else ""
             return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"
+        case Ran():
+            return f"steps {event.first} to {event.stop - 1} done, in {event.step_s:.4g} s each"
         case Summed():
             return f"worker {event.worker} holds {event.sums} sum(s) of step {event.step}"
         case StepOmitted():
@@ -411,7 +414,8 @@ def _tell_loss(event: Event) -> str | None:
         case FaultInjected(kind="join"):
             return f"JOIN: worker {event.worker} is offered again from step {event.step} on"
         case FaultInjected():
-            return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step} at {event.point}"
+            point = f" at {event.point}" if event.point else ""
+            return f"FAULT {event.kind} strikes worker {event.worker} in step {event.step}{point}"
         case ExceptionRaised():
             place = place_of(event.phase, event.layer, event.item, event.microbatch)
             return f"worker {event.worker} stopped in step {event.step}, {place}: {event.error}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 
 from holdfast.cli.simulate_page import to_page
@@ -24,13 +26,15 @@ from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.errors import ConfigError
 from holdfast.settings.planning import sums_of
-from holdfast.sim.compare import Simulated, compare
+from holdfast.sim.compare import Compared, Simulated, compare
+from holdfast.sim.diary import attempts
 from holdfast.sim.engine import Prepared, Speeds, simulate
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.prepare import prepared, profile_needed, speeds_of
 from holdfast.sim.systems.facts import facts_of
 from holdfast.sim.systems.rows import OOBLECK, SYSTEMS
 from holdfast.sim.systems.system import System, simulate_system
+from holdfast.telemetry.events import EventLog, Timed
 
 __all__ = ["add_simulate_parser", "run"]
 
@@ -54,6 +58,12 @@ def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.Argument
         f"system without a runtime here, as a model: {', '.join(SYSTEMS)}",
     )
     parser.add_argument("--format", choices=sorted(_FORMATS), default="table")
+    parser.add_argument(
+        "--events",
+        metavar="DIR",
+        help="a new folder for what each simulated job would write into its log, a run directory for each strategy and "
+        "run, such as DIR/adaptive-0, for `holdfast inspect`",
+    )
     add_simulating(parser, hours=f"as a FILE says, else {_HOURS:g}", runs=f"once for FILE and periodic, else {_RUNS}")
     parser.set_defaults(run=run)
 
@@ -80,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     systems = _systems([name for name in names if name in SYSTEMS], job, row, speeds)
     jobs |= {system.name: become for system, become in systems}
     worlds = worlds_of(args, failures, job, hours=_HOURS, runs=_RUNS)
+    logs = None if args.events is None else _new_folder(Path(args.events))
     found = compare(jobs, worlds, job.samples_per_step, processes=processes_of(args), said=progress())
     shown = ShownRuns(
         job=job.name,
@@ -90,8 +101,37 @@ def run(args: argparse.Namespace) -> int:
         measured=measured,
         systems=tuple(system for system, _ in systems),
     )
+    if logs is not None:
+        _write_logs(logs, job, found)
     sys.stdout.write(_FORMATS[args.format](shown))
     return 0
+
+
+def _new_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if any(path.iterdir()):
+            raise ConfigError(f"--events {path}: is not empty; expected a new folder, nothing was overwritten")
+    except OSError as error:
+        raise ConfigError(f"--events {path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def _write_logs(folder: Path, job: Job, found: Mapping[str, Compared]) -> None:
+    """A run directory for each strategy and run, with its earlier attempts; systems that are models have no log."""
+    for name, compared in found.items():
+        for run, outcome in enumerate(compared.outcomes):
+            told = list(attempts(outcome.events, job.name, job.num_workers, job.samples_per_step, outcome.seconds))
+            for number, events in enumerate(told, 1):
+                run_dir = folder / f"{name}-{run}"
+                _write_log(run_dir if number == len(told) else run_dir / "attempts" / f"{number:04d}", events)
+
+
+def _write_log(run_dir: Path, events: Sequence[Timed]) -> None:
+    run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+    with closing(EventLog(run_dir / "events.jsonl")) as log:
+        if not all(log.write(*timed) for timed in events):
+            raise ConfigError(f"--events: {run_dir} cannot be written, its file system may be full")
 
 
 def _strategies(text: str | None, job: Job) -> tuple[str, ...]:

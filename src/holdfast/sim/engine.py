@@ -51,6 +51,7 @@ from holdfast.recovery.view import ClusterView
 from holdfast.sim.asking import Asking
 from holdfast.sim.boundary import Boundary
 from holdfast.sim.clock import Clock
+from holdfast.sim.diary import Diary
 from holdfast.sim.holdings import Holdings
 from holdfast.sim.known import FullLibrary
 from holdfast.sim.ledger import Part
@@ -59,7 +60,7 @@ from holdfast.sim.remembered import RememberedPlans
 from holdfast.sim.replies import crossing, joined, saved, shards, statuses, writers_of
 from holdfast.sim.steps import Steps
 from holdfast.sim.world import Happening, Kind, World
-from holdfast.telemetry.events import Event
+from holdfast.telemetry.events import Event, FaultInjected, JobEnded, WorkerReady
 
 __all__ = ["Outcome", "Prepared", "Speeds", "simulate"]
 
@@ -173,12 +174,12 @@ class _Run:
         self._clock, self._pids = Clock(), count(1)
         self._steps, self._pinned = Steps(self._clock.ledger), 0
         self._machines = Machines(room=job.workers_per_machine)
-        self._unnoticed: list[WorkerId] = []
-        self._caught_up: list[tuple[WorkerId, int]] = []
+        self._unnoticed: dict[WorkerId, int] = {}  # and on which machine they were
+        self._caught_up: list[tuple[WorkerId, int, int]] = []
         self._periods: dict[Plan, float] = {}
         self._period_s = 0.0  # of the plan that runs
         self._rates: list[tuple[float, float | None]] = []
-        self._events: list[tuple[float, Event]] = []
+        self._diary = Diary(lambda: self._clock.now)
         self._failures = self._loads = self._restarts = self._generations = 0
         shapes = job.rules.shapes
         self._advisers: tuple[Adviser, ...] = () if shapes is None else (Reshaper(shapes, job.plans.reshaped),)
@@ -219,7 +220,7 @@ class _Run:
             loads=self._loads + self._restarts,
             restarts=self._restarts,
             rates=tuple(self._rates),
-            events=tuple(self._events),
+            events=tuple(self._diary.events),
         )
 
     def _happen(self) -> None:
@@ -265,13 +266,19 @@ class _Run:
             clock.now += seconds
             return
         clock.now += left
+        self._tell_committed(1)
         steps.commit(self._period_s)
         if not self._between_steps() or not steps.is_first_time or self._is_counted:
             return
         whole = int(min((seconds - left) / steps.lasts_s, self._until_pinned()) - 1e-9)
         if whole > 0:
             clock.now += whole * steps.lasts_s
+            self._tell_committed(whole)
             steps.commit_whole(whole)
+
+    def _tell_committed(self, count: int) -> None:
+        first = self._steps.number
+        self._diary.committed(self._plan, self._state.generation, first, first + count, self._steps.lasts_s)
 
     @property
     def _is_counted(self) -> bool:
@@ -291,7 +298,7 @@ class _Run:
 
     def _between_steps(self) -> bool:
         """Does what is due between two steps; returns whether nothing was."""
-        for worker, entered in self._caught_up:
+        for worker, entered, size in self._caught_up:
             if worker in self._state.catching_up:
                 self._boundary.catch_up(self._steps.number)
                 self._give(
@@ -300,7 +307,7 @@ class _Run:
                         generation=self._state.generation,
                         step=self._steps.number,
                         entered=entered,
-                        bytes=0,
+                        bytes=size,
                     )
                 )
         self._caught_up.clear()
@@ -344,18 +351,23 @@ class _Run:
 
     def _machine_leaves(self, each: Happening) -> None:
         for worker in sorted(self._machines.hosted.get(each.machine, ())):
+            self._strike(worker, "leave", f"machine {each.machine} goes in {each.grace_s:g} s")
             self._give(Leaving(worker=worker))
         self._clock.after(each.grace_s, lambda: self._machines_lost([each.machine]))
 
     def _machines_lost(self, machines: list[int]) -> None:
         """What ran there is gone; that is noticed later."""
-        gone = [worker for machine in machines for worker in sorted(self._machines.hosted.pop(machine, ()))]
+        gone: dict[WorkerId, int] = {}
+        for machine in machines:
+            for worker in sorted(self._machines.hosted.pop(machine, ())):
+                gone[worker] = machine
+                self._strike(worker, "kill", f"machine {machine} is lost")
         if not gone:
             return
         touched = frozenset(gone) & (frozenset(self._state.alive) | self._prepared())
         for worker in frozenset(gone) & self._state.roster.expected:  # it is started elsewhere, once there is room
             self._start(worker)
-        self._unnoticed += gone
+        self._unnoticed |= gone
         if self._state.phase is Phase.ENDED:
             self._unnoticed.clear()
         elif touched:
@@ -365,19 +377,23 @@ class _Run:
         else:
             self._clock.after(self._speeds.detect_s, self._notice)
 
+    def _strike(self, worker: WorkerId, kind: str, text: str) -> None:
+        event = FaultInjected(worker=str(worker), kind=kind, step=self._steps.number, point="", spec=text)
+        self._diary.note(event)
+
     def _prepared(self) -> frozenset[WorkerId]:
         upcoming = self._state.running.upcoming
         return frozenset() if upcoming is None else frozenset(upcoming.plan.workers)
 
     def _notice(self) -> None:
         """The coordinator hears of all that are lost by now."""
-        gone, self._unnoticed = tuple(sorted(set(self._unnoticed))), []
+        gone, self._unnoticed = self._unnoticed, {}
         for worker in gone:
             self._holdings.lose(worker)
-        known = tuple(worker for worker in gone if worker in self._state.roster.pids)
+        known = tuple(worker for worker in sorted(gone) if worker in self._state.roster.pids)
         if known and self._state.phase is not Phase.ENDED:
             self._give(Tick())  # from now on it is waited for somebody, if at all
-            self._give(NodeLost(node=0, workers=known))
+            self._give(NodeLost(node=gone[known[0]], workers=known))
 
     # --- what is decided ----------------------------------------------------------------------------------------------
 
@@ -395,9 +411,14 @@ class _Run:
         self._generations += self._state.generations
         self._state, self._answered = self._fresh(self._steps.number), None
         for worker in self._job.plan.workers:
-            self._give(Hello(worker=worker, pid=next(self._pids)))
+            self._attach(worker)
         for _ in range(self._machines.vacant):
             self._give(WorkerOffer(worker=None))
+
+    def _attach(self, worker: WorkerId) -> None:
+        pid = next(self._pids)
+        self._diary.note(WorkerReady(worker=str(worker), pid=pid))
+        self._give(Hello(worker=worker, pid=pid))
 
     def _begin_again(self) -> None:
         """A job that has ended, or never began, begins from what was saved, once there are machines enough."""
@@ -440,7 +461,7 @@ class _Run:
     def _take(self, output: Output) -> None:
         match output:
             case Record(event=event):
-                self._events.append((self._clock.now, event))
+                self._diary.note(event)
             case WriteManifest(step=step):
                 self._clock.after(0.0, lambda: self._give(Settled(step=step, url="simulated")))
             case Tell(to=None, command=StartWorker(worker=worker)):
@@ -470,7 +491,7 @@ class _Run:
         def comes() -> None:
             here = worker in self._machines.hosted.get(machine, ())
             if here and worker in self._state.roster.expected and self._state.phase is not Phase.ENDED:
-                self._give(Hello(worker=worker, pid=next(self._pids)))
+                self._attach(worker)
 
         self._clock.after(self._speeds.rates.start_s + 2 * self._speeds.rates.control_s, comes)
 
@@ -585,12 +606,15 @@ class _Run:
             self._copying.add(worker)
             layers = plan.placement.followed_layers(worker)
             seconds = self._speeds.rates.copying_s(layers)
-            self._clock.after(seconds, partial(self._copied, worker, entered, self._state.roster.pids.get(worker)))
+            size = self._speeds.rates.state_bytes(layers)
+            self._clock.after(
+                seconds, partial(self._copied, worker, entered, size, self._state.roster.pids.get(worker))
+            )
 
-    def _copied(self, worker: WorkerId, entered: int, pid: int | None) -> None:
+    def _copied(self, worker: WorkerId, entered: int, size: int, pid: int | None) -> None:
         self._copying.discard(worker)
         if self._state.roster.pids.get(worker) == pid:
-            self._caught_up.append((worker, entered))
+            self._caught_up.append((worker, entered, size))
 
     def _pin(self, number: int) -> None:
         """Training stands still for a copy; the copy is written meanwhile."""
@@ -614,6 +638,7 @@ class _Run:
         restorable = self._state.restoring.restorable
         saved = ended.step if not ended.lost_layers else restorable[0].step if restorable else 0
         self._steps.end(saved)
+        self._diary.note(JobEnded(outcome=ended.outcome, step=saved))
         self._pinned = saved
         self._clock.forgive()
         self._copying.clear()

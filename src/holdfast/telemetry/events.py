@@ -51,6 +51,7 @@ __all__ = [
     "PlanImproved",
     "Predicted",
     "Preparing",
+    "Ran",
     "Reattached",
     "Rebuilt",
     "Replaying",
@@ -418,6 +419,24 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     whole: bool = True
 
 
+class Ran(_Event, frozen=True, tag="ran", kw_only=True):
+    """Steps of a simulated job were committed, one after another; the last of them now.
+
+    Attributes:
+        generation: in which.
+        first: the first of them.
+        stop: the first that was not.
+        step_s: seconds that each took.
+        workers: who computed.
+    """
+
+    generation: int
+    first: int
+    stop: int
+    step_s: float
+    workers: tuple[str, ...]
+
+
 class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):
     """A step that was updated ahead of its verdict was omitted after all; told by one worker."""
 
@@ -537,6 +556,7 @@ Event = (
     | Held
     | Migrating
     | StepOps
+    | Ran
     | StepOmitted
     | Summed
     | Pinned

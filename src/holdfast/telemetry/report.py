@@ -18,6 +18,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Ran,
     Rebuilt,
     Resumed,
     Seated,
@@ -203,6 +204,7 @@ def _commits(timed: list[Timed]) -> dict[int, float]:
     """
     members: dict[int, int] = {}
     agreed: dict[int, int] = {}
+    ran: list[tuple[float, Ran]] = []
     swapped: dict[tuple[int, int], list[float]] = defaultdict(list)
     for time, event in timed:
         if isinstance(event, Installed):
@@ -211,11 +213,17 @@ def _commits(timed: list[Timed]) -> dict[int, float]:
             agreed[event.generation] = event.step + event.concluded
         elif isinstance(event, StepOps):
             swapped[event.step, event.generation].append(time)
+        elif isinstance(event, Ran):
+            ran.append((time, event))
     commits: dict[int, float] = {}
     for (step, generation), times in sorted(swapped.items()):
         after = [at for later, at in agreed.items() if later > generation]
         if min(after, default=step + (len(times) == members.get(generation))) > step:
             commits[step] = max(times)
+    for time, event in ran:
+        kept = min((at for later, at in agreed.items() if later > event.generation), default=event.stop)
+        for step in range(event.first, min(event.stop, kept)):
+            commits[step] = time - (event.stop - 1 - step) * event.step_s
     return commits
 
 
@@ -315,6 +323,8 @@ def _replacement(lost: Detected, after: Iterable[Timed]) -> tuple[float | None, 
             case StepOps(worker=worker, ops=ops, generation=generation):
                 if worker == name and ops and generation > lost.generation:
                     return time, name
+            case Ran(workers=workers, generation=generation) if name in workers and generation > lost.generation:
+                return time - (event.stop - 1 - event.first) * event.step_s, name
     return None, None
 
 

@@ -15,6 +15,7 @@ from holdfast.telemetry.events import (
     Installed,
     Migrating,
     Parted,
+    Ran,
     Rebuilt,
     StepOps,
     Synced,
@@ -177,9 +178,14 @@ def _row(worker: str, events: list[Timed], duration: float, origin: float) -> Ro
     changes = _overlay(list(_modes(worker, events)), list(_recoveries(worker, events)), list(_struck(worker, events)))
     ends = [*(time for time, _ in changes[1:]), duration]
     stretches = [Stretch(start=time, end=end, mode=mode) for (time, mode), end in zip(changes, ends, strict=True)]
-    steps = [event for _, event in events if isinstance(event, StepOps) and event.worker == worker]
-    busy = tuple((start - origin, end - origin) for step in steps for *_, start, end in step.ops)
-    return Row(worker=worker, stretches=tuple(s for s in stretches if s.end > s.start), busy=busy)
+    busy = [(start - origin, end - origin) for start, end in _computing(worker, (event for _, event in events))]
+    busy += [(at - (e.stop - e.first) * e.step_s, at) for at, e in events if isinstance(e, Ran) and worker in e.workers]
+    return Row(worker=worker, stretches=tuple(s for s in stretches if s.end > s.start), busy=tuple(busy))
+
+
+def _computing(worker: str, events: Iterable[Event]) -> Iterable[tuple[float, float]]:
+    steps = (event for event in events if isinstance(event, StepOps) and event.worker == worker)
+    return ((start, end) for step in steps for *_, start, end in step.ops)
 
 
 def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
@@ -215,7 +221,7 @@ def _recoveries(worker: str, events: list[Timed]) -> Iterable[tuple[float, float
     """From a worker's last finished step before a failure's generation until that generation can run."""
     finished = 0.0
     for time, event in events:
-        if isinstance(event, StepOps) and event.worker == worker:
+        if _finishes(worker, event):
             finished = time
         elif isinstance(event, Installed) and event.generation > 1 and event.strategy != BOUNDARY:
             ready = [
@@ -224,6 +230,16 @@ def _recoveries(worker: str, events: list[Timed]) -> Iterable[tuple[float, float
                 if isinstance(other, Agreed | Rebuilt) and other.generation == event.generation
             ]
             yield finished, max(ready, default=time)
+
+
+def _finishes(worker: str, event: Event) -> bool:
+    """Whether a worker has finished a step."""
+    match event:
+        case StepOps(worker=who):
+            return who == worker
+        case Ran(workers=workers):
+            return worker in workers
+    return False
 
 
 def _struck(worker: str, events: list[Timed]) -> Iterable[tuple[float, float]]:
@@ -237,7 +253,7 @@ def _struck(worker: str, events: list[Timed]) -> Iterable[tuple[float, float]]:
                 if struck is not None:
                     yield struck, time
                 struck = None
-            case StepOps(worker=who) if who == worker:
+            case _ if _finishes(worker, event):
                 struck = None  # it went on
 
 

@@ -136,6 +136,38 @@ def test_a_page_shows_the_table_and_three_pictures_and_needs_nothing_else(capsys
     assert not {"href", "src"} & {name for each in tree.iter() for name in each.attrib}
 
 
+def test_each_run_of_each_strategy_has_a_log_to_inspect(capsys, job, tmp_path):
+    told, logs = "--trace poisson:mtbf=30m,repair=30m --strategies adaptive,varuna", tmp_path / "logs"
+    flags = (*told.split(), "--hours", 2, "--runs", 2)
+    found = json.loads(simulated(capsys, job, *flags, "--format", "json", "--events", logs))
+    assert sorted(path.name for path in logs.iterdir()) == ["adaptive-0", "adaptive-1"], "varuna is a model only"
+    seen = []
+    for run in sorted(logs.iterdir()):
+        assert run_command(["inspect", "--format", "json", str(run)]) == 0
+        seen.append(json.loads(capsys.readouterr().out))
+    steps = sum(each["steps_committed"] for each in seen) / 2
+    assert steps == found["strategies"]["adaptive"]["steps"]
+    assert {each["outcome"] for each in seen} == {"simulated"}
+    assert run_command(["inspect", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "job medium: 6 workers" in text
+    assert "FAULT kill strikes worker" in text
+    again = refused(capsys, job, *flags, "--events", logs)
+    assert "--events" in again
+    assert "nothing was overwritten" in again
+    assert "cannot be written" in refused(capsys, job, *flags, "--events", run / "events.jsonl")
+
+
+def test_attempts_of_a_job_that_ended_and_began_again_are_set_aside(capsys, job, tmp_path):
+    trace, logs = tmp_path / "trace.csv", tmp_path / "logs"
+    there = "".join(f"0,add,n{i}\n" for i in range(6)) + "".join(f"3600000,remove,n{i}\n" for i in range(6))
+    trace.write_text(there + "".join(f"5400000,add,m{i}\n" for i in range(6)) + "9000000,remove,m0\n")
+    simulated(capsys, job, "--trace", trace, "--strategies", "adaptive", "--events", logs)
+    assert (logs / "adaptive-0" / "attempts" / "0001" / "events.jsonl").is_file()
+    assert run_command(["inspect", str(logs / "adaptive-0")]) == 0
+    assert capsys.readouterr().out.startswith("attempt 1 began ")
+
+
 def test_its_curve_is_what_was_trained():
     prepared = simulated_job("adaptive")
     world = parse_failures("periodic:10m,repair=10m").draw(6, 3600.0, "curve")

@@ -120,7 +120,7 @@ def test_where_nothing_fails_only_checkpoints_cost_anything():
 def test_a_lost_worker_costs_what_it_did_until_another_has_caught_up():
     outcome = simulate(job(), world(lost(600.0, 1), comes(1800.0, MACHINES)), SPEEDS)
     ((detected, event),) = of(outcome, Detected)
-    assert (detected, event.how) == (600.0 + 0.01, "node 0 is gone")
+    assert (detected, event.how) == (600.0 + 0.01, "node 1 is gone")
     ((synced, who),) = of(outcome, Synced)
     assert who.worker == event.worker
     assert 1800.0 + 5 + 6e8 / 350e6 <= synced <= 1800.0 + 30
