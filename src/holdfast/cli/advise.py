@@ -10,7 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from holdfast.cli.advise_shown import ShownAdvice, to_json, to_text
-from holdfast.cli.arguments import above_0
+from holdfast.cli.arguments import above_0, from_0
 from holdfast.cli.simulate_shown import ShownRuns
 from holdfast.cli.simulating import (
     TRACE_HELP,
@@ -53,6 +53,12 @@ def add_advise_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPa
         metavar="BYTES",
         help="of each worker; default: as the job says, else twice what the fullest one of its own grid holds",
     )
+    parser.add_argument(
+        "--log-storage",
+        type=from_0("bytes, such as 2e12"),
+        metavar="BYTES",
+        help="that all logs together may take, where what crosses nodes is logged; default: no limit",
+    )
     parser.add_argument("--format", choices=sorted(_FORMATS), default="text")
     add_simulating(
         parser,
@@ -87,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         worlds,
         speeds,
         memory_bytes=args.worker_memory or 0.0,
+        **({} if args.log_storage is None else {"log_bytes": args.log_storage}),
         processes=processes_of(args),
         said=progress(),
     )

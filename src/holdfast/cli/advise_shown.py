@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.cli.simulate_shown import ShownRuns, rows_of, to_table
+from holdfast.planning.groups.chain import Grouping
 from holdfast.recovery.choice import headline, size_of
 from holdfast.sim.advice import AS_IT_IS, Advice
 from holdfast.sim.compare import interval
@@ -63,6 +64,7 @@ def to_json(told: ShownAdvice) -> str:
         "too_large": {str(each): each.memory_bytes for each in advice.too_large},
         "memory_bytes": advice.memory_bytes,
         "recovery": {"way": advice.choice.way, "reasons": advice.choice.reasons},
+        "logs": None if best.grouping is None else dataclasses.asdict(best.grouping),
         "refused": dict(advice.refused),
         "strategies": rows_of(told.shown),
         "assumptions": msgspec.structs.asdict(told.shown.assumed),
@@ -107,6 +109,8 @@ def _advice(told: ShownAdvice) -> Iterator[tuple[str, str]]:
     choice = advice.choice
     yield "lost layers", headline(choice.way, choice.advised, choice.why)
     yield from (("", reason) for reason in choice.reasons if reason != choice.why)
+    if best.grouping is not None:
+        yield "logs", _logs(best.grouping, best.interval.every)
     yield "gain", _gain(told)
 
 
@@ -151,6 +155,18 @@ def _checkpoints(told: ShownAdvice) -> str:
         f"every {found.every} steps ({minutes:.3g} min), by Young's rule: {costs}, and one is needed every "
         f"{hours:.3g} h, or less often"
     )
+
+
+def _logs(grouping: Grouping, every: int) -> str:
+    """How much they take, and which nodes are lost together for that."""
+    *joined, last = [f"{group[0]} to {group[-1]}" for group in grouping.groups if len(group) > 1] or [""]
+    size = size_of(grouping.storage_bytes)
+    text = f"{size} at most, of {every} steps from one checkpoint to the next; a lost step of a node is run again in "
+    text += f"{grouping.recovery_s:.3g} s"
+    if not last:
+        return f"{text}, each by itself"
+    nodes = f"{', '.join(joined)} and {last}" if joined else last
+    return f"{text} on average: nodes {nodes} are replayed together, and log nothing among themselves"
 
 
 def _gain(told: ShownAdvice) -> str:

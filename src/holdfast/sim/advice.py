@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import pairwise
 
 from holdfast.config.job import Job
+from holdfast.core.placement import group_into_nodes
 from holdfast.core.profile import Profile
 from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.planning.groups.chain import Grouping
+from holdfast.planning.groups.of_plan import chain_of
+from holdfast.planning.groups.programme import best_groups
 from holdfast.recovery.checkfreq import checkpoint_interval, youngs_interval
 from holdfast.recovery.choice import Choice
 from holdfast.recovery.rates import step_seconds
@@ -35,6 +39,8 @@ _GRIDS = 3
 _AS_IF = 2
 """A job that falls back to a smaller grid takes workers to have room for twice what they hold; so does this."""
 _MOSTLY = 0.99
+_MANY_BYTES = 1e18
+"""More than all logs of a job ever take."""
 
 Settings = tuple[tuple[str, object], ...]
 """Keys of a job file, and what they are to be."""
@@ -100,6 +106,7 @@ class Candidate:
         interval: how often it is saved.
         settings: in keys of the job file.
         logs: whether what crosses nodes is logged where the formulas say that it is worth it.
+        grouping: of the nodes, so that logs fit their limit; None: nothing is logged, or nodes are no chain.
     """
 
     shape: Shape
@@ -107,6 +114,7 @@ class Candidate:
     interval: Interval
     settings: Settings
     logs: bool = True
+    grouping: Grouping | None = None
 
     @property
     def name(self) -> str:
@@ -167,6 +175,7 @@ def advise(
     speeds: Speeds,
     *,
     memory_bytes: float = 0.0,
+    log_bytes: float = _MANY_BYTES,
     processes: int = 1,
     said: Callable[[int, int], None] = lambda done, of: None,
 ) -> Advice:
@@ -178,6 +187,7 @@ def advise(
         worlds: what happens to its machines, one for each run.
         speeds: of the cluster.
         memory_bytes: that a worker has; 0: as the job says, else twice what the fullest one of its own grid holds.
+        log_bytes: that all logs together may take.
         processes: how many simulate side by side.
         said: called with the number of simulations that are over, and that of all.
 
@@ -199,6 +209,7 @@ def advise(
         profile=profile,
         compared=partial(compare, worlds=worlds, samples=job.samples_per_step, processes=processes, said=said),
         speeds=speeds,
+        log_bytes=log_bytes,
     )
     as_it_is = trials.become({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
     ranked = _ranked(trials, partial(_candidate, job, missing, known), dict.fromkeys([*fitting[:_GRIDS], own]), worlds)
@@ -225,6 +236,7 @@ class _Trials:
     profile: Profile
     compared: Callable[[Mapping[str, Simulated]], Mapping[str, Compared]]
     speeds: Speeds
+    log_bytes: float
     refused: dict[str, str] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
 
@@ -237,12 +249,36 @@ class _Trials:
         able = {}
         for each in candidates:
             try:
-                able[each.name] = each, prepared(self.job_with(each.settings), self.profile)
+                candidate, one = self._able(each)
             except (ConfigError, InfeasiblePlan) as error:
                 self.refused[each.name] = str(error)
+            else:
+                able[candidate.name] = candidate, one
         self.logged.update(name for name, (_, one) in able.items() if one.rules.logging is not None)
         compared = self.become({name: one for name, (_, one) in able.items()})
         return {name: (each, compared[name]) for name, (each, _) in able.items()}
+
+    def _able(self, candidate: Candidate) -> tuple[Candidate, Prepared]:
+        """A job as it would begin; where it logs, in groups of nodes whose logs fit the limit, without if none do."""
+        one = prepared(self.job_with(candidate.settings), self.profile)
+        if one.rules.logging is None:
+            return candidate, one
+        nodes = group_into_nodes(one.plan.workers, one.workers_per_machine)
+        interval, limit = max(1, candidate.interval.every), self.log_bytes
+        chain = chain_of(one.plan, nodes, self.profile, interval=interval, limit_bytes=limit)
+        if chain is None:
+            return candidate, one
+        grouping = best_groups(chain)
+        joined = [list(group) for group in grouping.groups if len(group) > 1]
+        if not joined:
+            return replace(candidate, grouping=grouping), one
+        if grouping.storage_bytes:
+            settings = (*candidate.settings, ("logging.groups", joined))
+            candidate = replace(candidate, settings=settings, grouping=grouping)
+        else:
+            settings = tuple((key, "off" if key == "logging.use" else value) for key, value in candidate.settings)
+            candidate = replace(candidate, settings=settings, logs=False)
+        return candidate, prepared(self.job_with(candidate.settings), self.profile)
 
 
 def _ranked(
@@ -253,12 +289,12 @@ def _ranked(
 ) -> tuple[tuple[Candidate, Compared], ...]:
     """Each grid by each exact strategy, the most samples first.
 
-    What logs is tried without, and what often needs a checkpoint with more of them.
+    What logs is tried without, and what often needs a checkpoint with more of them: of one pipeline, each loss does.
     """
     rows = [strategy_named(name) for name in names(lambda row: row.exact)]
     lasts_s, failures = sum(world.lasts_s for world in worlds), sum(world.failures for world in worlds)
     found = trials.of(
-        candidate(shape, row, lasts_s / max(1, failures if row.restarts else 1), True)
+        candidate(shape, row, lasts_s / max(1, failures if row.restarts or shape.pipelines == 1 else 1), True)
         for shape in shapes
         for row in rows
     )

@@ -85,3 +85,19 @@ def test_what_cannot_be_is_told_in_a_line(capsys, job, arguments, told):
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
+
+
+def test_of_one_pipeline_it_says_how_much_logs_take_and_which_nodes_are_replayed_together(capsys, job):
+    keys = ("grid.pipelines=1", "grid.stages=6", "grid.microbatches=12", "resilience.spares=2")
+    flags = [word for key in keys for word in ("--set", key)] + ["--worker-memory", "1", "--log-storage", "1e11"]
+    told = advised(capsys, job, *QUICK, *flags)
+    logs = [line for line in told.splitlines() if line.startswith("logs ")]
+    assert len(logs) == 1
+    assert "GB at most, of " in logs[0]
+    assert " are replayed together, and log nothing among themselves" in logs[0]
+    command = shlex.split(next(line for line in told.splitlines() if line.startswith("  holdfast train")))
+    (groups,) = (word for word in command if word.startswith("logging.groups="))
+    assert load_job(job, [groups]).logging.groups
+    found = json.loads(advised(capsys, job, *QUICK, *flags, "--format", "json"))
+    assert found["logs"]["storage_bytes"] <= 1e11
+    assert found["set"]["logging.groups"] == json.loads(groups.partition("=")[2])
