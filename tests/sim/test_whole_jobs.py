@@ -11,7 +11,8 @@ from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import Link
 from holdfast.schedule.builders import regular_plan
-from holdfast.sim.engine import Prepared, Speeds, simulate
+from holdfast.sim.engine import Prepared, simulate
+from holdfast.sim.speeds import Speeds
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.telemetry.events import Agreed, Detected, FaultInjected, Installed, StepOps
 from holdfast.testing.scenario import Scenario

@@ -28,9 +28,10 @@ from holdfast.errors import ConfigError
 from holdfast.settings.planning import sums_of
 from holdfast.sim.compare import Compared, Simulated, compare
 from holdfast.sim.diary import attempts
-from holdfast.sim.engine import Prepared, Speeds, simulate
+from holdfast.sim.engine import Prepared, simulate
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.prepare import prepared, profile_needed, speeds_of
+from holdfast.sim.speeds import Speeds
 from holdfast.sim.systems.facts import facts_of
 from holdfast.sim.systems.rows import OOBLECK, SYSTEMS
 from holdfast.sim.systems.system import System, simulate_system

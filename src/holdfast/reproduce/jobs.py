@@ -11,8 +11,9 @@ from holdfast.config.job import Cluster, Job
 from holdfast.config.load import parse_job
 from holdfast.core.profile import Profile
 from holdfast.sim.compare import Simulated
-from holdfast.sim.engine import Outcome, Prepared, Speeds, simulate
+from holdfast.sim.engine import Outcome, Prepared, simulate
 from holdfast.sim.prepare import prepared, speeds_of
+from holdfast.sim.speeds import Speeds
 from holdfast.sim.systems.facts import facts_of
 from holdfast.sim.systems.rows import Facts
 from holdfast.sim.systems.system import System, simulate_system

@@ -179,38 +179,14 @@ def _free(model: str, *, stall: float = 1.0) -> tuple[System, Facts]:
 
 def rates(processes: int) -> Found:
     """How well what systems would make of so many nodes describes the measured rates, after fitting two constants."""
-    known = facts("oobleck")
-    measured = known["samples_per_s_by_nodes"]
-    rows, pictures = [], {}
-    for system, models in (("oobleck", _OURS), ("varuna", known["batch"])):
+    rows: list[Row] = []
+    pictures = {}
+    for system, models in (("oobleck", _OURS), ("varuna", facts("oobleck")["batch"])):
         curves: dict[str, list[Point]] = {}
         points: dict[str, list[Point]] = {}
         for model in models:
-            nodes = [known["fewest_nodes"] + place for place, rate in enumerate(measured[system][model]) if rate]
-            steps = [known["batch"][model] / rate for rate in measured[system][model] if rate]
-            fits = dict(_fits(system, model, nodes, steps))
-            best = min(fits, key=lambda depth: fits[depth][0])
-            line = _fit([1 / count for count in nodes], steps)[0]
-            worst = [100 * off for off, _ in fits.values()]
-            rows += [
-                Row(
-                    what=f"{model}, {system.title()} with pipelines of {best} nodes: worst of {len(nodes)} points",
-                    printed=15.0,
-                    ours=min(worst),
-                    unit="%",
-                    reach=(min(worst), max(worst)),
-                    at_most=True,
-                ),
-                Row(
-                    what=f"{model}, {system.title()}: a line, seconds by 1 / nodes",
-                    printed=None,
-                    ours=100 * line,
-                    unit="%",
-                ),
-            ]
-            healthy = known["batch"][model] / measured[system][model][-1]
-            curves[model] = [(float(n), healthy / step) for n, step in zip(nodes, fits[best][1], strict=True)]
-            points[f"{model}, measured"] = [(float(n), healthy / step) for n, step in zip(nodes, steps, strict=True)]
+            found, curves[model], points[f"{model}, measured"] = _rates_of(system, model)
+            rows += found
         shown = list(curves)[-2:]
         pictures[f"oobleck-rates-{system}"] = curves_to_svg(
             {model: curves[model] for model in shown},
@@ -249,6 +225,35 @@ def rates(processes: int) -> Found:
         ),
         pictures=pictures,
     )
+
+
+def _rates_of(system: str, model: str) -> tuple[tuple[Row, Row], list[Point], list[Point]]:
+    """How far off the worst point is, by the fit and by a line; the fit; and the points. Shares of all nodes' rate."""
+    known = facts("oobleck")
+    rates, batch = known["samples_per_s_by_nodes"][system][model], known["batch"][model]
+    nodes = [known["fewest_nodes"] + place for place, rate in enumerate(rates) if rate]
+    steps = [batch / rate for rate in rates if rate]
+    fits = dict(_fits(system, model, nodes, steps))
+    best = min(fits, key=lambda depth: fits[depth][0])
+    worst = [100 * off for off, _ in fits.values()]
+    fit = Row(
+        what=f"{model}, {system.title()} with pipelines of {best} nodes: worst of {len(nodes)} points",
+        printed=15.0,
+        ours=min(worst),
+        unit="%",
+        reach=(min(worst), max(worst)),
+        at_most=True,
+        fitted=True,
+    )
+    line = Row(
+        what=f"{model}, {system.title()}: a line, seconds by 1 / nodes",
+        printed=None,
+        ours=100 * _fit([1 / count for count in nodes], steps)[0],
+        unit="%",
+    )
+    healthy = batch / rates[-1]
+    curve = [(float(count), healthy / step) for count, step in zip(nodes, fits[best][1], strict=True)]
+    return (fit, line), curve, [(float(count), healthy / step) for count, step in zip(nodes, steps, strict=True)]
 
 
 _OURS = {"GPT-3 Medium": (SHAPES[0], 51), _LARGE: (SHAPES[2], 512)}

@@ -26,8 +26,9 @@ from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import costs_of_job
 from holdfast.settings.ways import decided
 from holdfast.sim.compare import Compared, Simulated, compare, interval
-from holdfast.sim.engine import Prepared, Speeds, simulate
+from holdfast.sim.engine import Prepared, simulate
 from holdfast.sim.prepare import plan_of, prepared
+from holdfast.sim.speeds import Speeds
 from holdfast.sim.world import World
 from holdfast.strategies.registry import names, strategy_named
 from holdfast.strategies.strategy import Strategy

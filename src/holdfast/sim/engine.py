@@ -41,11 +41,11 @@ from holdfast.control.messages import (
 from holdfast.control.reshaper import Reshaper
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.core.profile import Link, costs_from_profile
+from holdfast.core.profile import costs_from_profile
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.library import PlanLibrary
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
-from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, replaying_seconds, step_seconds
+from holdfast.recovery.rates import remaining_seconds, replaying_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.sim.asking import Asking
@@ -57,37 +57,17 @@ from holdfast.sim.known import FullLibrary
 from holdfast.sim.ledger import Part
 from holdfast.sim.machines import Machines
 from holdfast.sim.remembered import RememberedPlans
-from holdfast.sim.replies import crossing, joined, saved, shards, statuses, writers_of
+from holdfast.sim.replies import crossing, joined, saved, shards, statuses
+from holdfast.sim.speeds import PlanTimes, Speeds
 from holdfast.sim.steps import Steps
 from holdfast.sim.world import Happening, Kind, World
 from holdfast.telemetry.events import Event, FaultInjected, JobEnded, WorkerReady
 
-__all__ = ["Outcome", "Prepared", "Speeds", "simulate"]
+__all__ = ["Outcome", "Prepared", "simulate"]
 
 _MOST_PLANS = 512
 _UNWATCHED = Watch(limit_s=1e12)
 """Nobody is held for lost for being silent: what is simulated is heard of at once, or after ``detect_s``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """How fast a cluster is, and how soon it notices a loss.
-
-    Attributes:
-        rates: by which actions are priced.
-        detect_s: from a machine's loss until the coordinator knows.
-        pin: how a worker copies its state in its own memory, for which training waits at a checkpoint.
-    """
-
-    rates: Rates
-    detect_s: float
-    pin: Link
-
-    def checkpoint(self, plan: Plan) -> tuple[float, float]:
-        """Return for how long the slowest worker of a plan copies its state, and then writes its part of it."""
-        placement, writers = plan.placement, writers_of(plan).values()
-        most = max(self.rates.state_bytes(placement.held_layers(worker)) for worker in placement.workers)
-        return self.pin.seconds_of(most), max(map(self.rates.saving_s, writers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +156,7 @@ class _Run:
         self._machines = Machines(room=job.workers_per_machine)
         self._unnoticed: dict[WorkerId, int] = {}  # and on which machine they were
         self._caught_up: list[tuple[WorkerId, int, int]] = []
-        self._periods: dict[Plan, float] = {}
+        self._times: dict[tuple[Plan, bool], PlanTimes] = {}
         self._period_s = 0.0  # of the plan that runs
         self._rates: list[tuple[float, float | None]] = []
         self._diary = Diary(lambda: self._clock.now)
@@ -213,7 +193,7 @@ class _Run:
         return Outcome(
             seconds=end,
             steps=self._steps.number,
-            healthy_s=self._period_of(self._job.plan),
+            healthy_s=self._times_of(self._job.plan).step_s,
             parts=self._clock.ledger.closed(end),
             failures=self._failures,
             generations=self._generations + self._state.generations,
@@ -333,8 +313,10 @@ class _Run:
 
         Of a step that is gone on with, somebody has nothing left to do but to contribute.
         """
-        steps, rates, plan = self._steps, self._speeds.rates, self._state.running.plan
-        return steps.is_rest or (plan is not None and steps.into_s + rates.control_s > first_sum_s(plan, rates))
+        steps, plan = self._steps, self._state.running.plan
+        if steps.is_rest or plan is None:
+            return steps.is_rest
+        return steps.into_s + self._speeds.rates.control_s > self._times_of(plan).first_sum_s
 
     # --- what machines do ---------------------------------------------------------------------------------------------
 
@@ -571,7 +553,7 @@ class _Run:
         left_s = None
         if forming.rest is not None:
             left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
-        self._period_s = self._period_of(self._plan)
+        self._period_s = self._times_of(self._plan).step_s
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
         self._boundary.resume(forming.resume_step)
         self._holdings.drop()
@@ -592,7 +574,7 @@ class _Run:
         if self._state.generation < generation:
             raise InternalError(f"generation {generation} was prepared, and nobody went over into it")
         if self._state.phase is Phase.RUNNING:
-            self._period_s = self._period_of(self._plan)
+            self._period_s = self._times_of(self._plan).step_s
             self._steps.begin(number, self._period_s)
             self._note_rate(self._period_s)
             self._await_copies()
@@ -619,10 +601,11 @@ class _Run:
     def _pin(self, number: int) -> None:
         """Training stands still for a copy; the copy is written meanwhile."""
         self._pinned = number
-        stall, write = self._speeds.checkpoint(self._plan)
+        times = self._times_of(self._plan)
+        stall, write = times.checkpoint
         waits = stall + write if self._state.rules.synchronous else stall
         self._clock.owe(Part.CHECKPOINT, waits)
-        told = tuple(shards(number, self._state.generation, writers_of(self._plan), stall, write))
+        told = tuple(shards(number, self._state.generation, times.writers, stall, write))
         self._clock.after(max(waits, stall + write), lambda: self._written(told))
 
     def _written(self, told: Iterable[ShardWritten]) -> None:
@@ -658,13 +641,13 @@ class _Run:
         assert plan is not None, "steps are run by a plan"
         return plan
 
-    def _period_of(self, plan: Plan) -> float:
-        if plan not in self._periods:
-            if len(self._periods) >= _MOST_PLANS:
-                self._periods.clear()
-            ahead = self._state.running.staggered
-            self._periods[plan] = step_seconds(plan, self._speeds.rates, updates_ahead=ahead)
-        return self._periods[plan]
+    def _times_of(self, plan: Plan) -> PlanTimes:
+        key = plan, self._state.running.staggered
+        if key not in self._times:
+            if len(self._times) >= _MOST_PLANS:
+                self._times.clear()
+            self._times[key] = PlanTimes(plan=plan, speeds=self._speeds, ahead=key[1])
+        return self._times[key]
 
     def _note_rate(self, period: float | None) -> None:
         if not self._rates or self._rates[-1][1] != period:

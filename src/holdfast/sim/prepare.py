@@ -18,7 +18,8 @@ from holdfast.planning.library import PlanLibrary
 from holdfast.settings.planning import healthy_plan, known_ties, plans_of, profile_of, rates_of, tolerated
 from holdfast.settings.rules import rules_of
 from holdfast.settings.ways import decided
-from holdfast.sim.engine import Prepared, Speeds
+from holdfast.sim.engine import Prepared
+from holdfast.sim.speeds import Speeds
 
 __all__ = ["parse_cluster", "plan_of", "prepared", "profile_needed", "speeds_of"]
 

@@ -14,7 +14,8 @@ from holdfast.planning.templates.instances import best_instance
 from holdfast.planning.templates.sizes import make_templates
 from holdfast.recovery.rates import step_seconds
 from holdfast.schedule.builders import assigned_plan, regular_plan
-from holdfast.sim.engine import Prepared, Speeds
+from holdfast.sim.engine import Prepared
+from holdfast.sim.speeds import Speeds
 from holdfast.sim.systems.rows import Facts
 
 __all__ = ["facts_of"]
