@@ -25,7 +25,7 @@ from holdfast.cli.simulating import (
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.settings.planning import sums_of
-from holdfast.sim.advice import AS_IT_IS, Settings, advise
+from holdfast.sim.advice import AS_IT_IS, MANY_BYTES, Settings, advise
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.prepare import profile_needed, speeds_of
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         worlds,
         speeds,
         memory_bytes=args.worker_memory or 0.0,
-        **({} if args.log_storage is None else {"log_bytes": args.log_storage}),
+        log_bytes=MANY_BYTES if args.log_storage is None else args.log_storage,
         processes=processes_of(args),
         said=progress(),
     )

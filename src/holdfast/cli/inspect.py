@@ -206,7 +206,9 @@ def _plans(run_dir: Path) -> dict[int, Plan]:
     """
     path = run_dir / "control.db"
     if not path.is_file():
-        raise ConfigError(f"{run_dir}: has no control.db, so its plans are not known (etcd kept them)")
+        raise ConfigError(
+            f"{run_dir}: has no control.db, so its plans are not known (etcd kept them, or the run was simulated)"
+        )
     try:
         with closing(DecisionStore(path)) as store:
             return store.plans()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -100,20 +100,26 @@ def plan_replays(
                 microbatches=microbatches,
             )
         )
-    return tuple(sorted(_side_by_side(replays, ties), key=lambda each: not each.shared))
+    return tuple(_side_by_side(replays, ties))
 
 
-def _side_by_side(replays: list[Replay], ties: tuple[tuple[int, ...], ...]) -> Iterator[Replay]:
-    """The same, where the sums of ties are made by several of them, unless somebody takes part in two of these."""
+def _side_by_side(replays: Sequence[Replay], ties: tuple[tuple[int, ...], ...]) -> Sequence[Replay]:
+    """The same, where sums of ties are made by several of them; these come first.
+
+    Unless somebody takes part in two of these: it runs one after the other, so each would wait for the other.
+    """
     shared = defaultdict[LayerRange, list[tuple[tuple[int, ...], tuple[WorkerId, ...]]]](list)
     for tie in ties:
         meeting = [each for each in replays if not set(tie).isdisjoint(each.layers.indices)]
-        workers = sorted(worker for each in meeting for worker in each.workers)
-        complete = all(any(layer in each.layers for each in meeting) for layer in tie)
-        if len(meeting) > 1 and complete and len(set(workers)) == len(workers):
+        if len(meeting) > 1 and all(any(layer in each.layers for each in meeting) for layer in tie):
+            workers = tuple(sorted({worker for each in meeting for worker in each.workers}))
             for each in meeting:
-                shared[each.layers].append((tie, tuple(workers)))
-    return (replace(each, shared=tuple(shared[each.layers])) for each in replays)
+                shared[each.layers].append((tie, workers))
+    taking_part = Counter(worker for each in replays if each.layers in shared for worker in each.workers)
+    if max(taking_part.values(), default=0) > 1:
+        return replays
+    found = [replace(each, shared=tuple(shared[each.layers])) for each in replays]
+    return sorted(found, key=lambda each: not each.shared)
 
 
 def logged_boundaries(plan: Plan, logging: Logging) -> frozenset[int]:

@@ -33,14 +33,14 @@ from holdfast.sim.world import World
 from holdfast.strategies.registry import names, strategy_named
 from holdfast.strategies.strategy import Strategy
 
-__all__ = ["AS_IT_IS", "Advice", "Candidate", "Interval", "Missing", "Shape", "advise", "missing_of"]
+__all__ = ["AS_IT_IS", "MANY_BYTES", "Advice", "Candidate", "Interval", "Missing", "Shape", "advise", "missing_of"]
 
 AS_IT_IS = "as it is"
 _GRIDS = 3
 _AS_IF = 2
 """A job that falls back to a smaller grid takes workers to have room for twice what they hold; so does this."""
 _MOSTLY = 0.99
-_MANY_BYTES = 1e18
+MANY_BYTES = 1e18
 """More than all logs of a job ever take."""
 
 Settings = tuple[tuple[str, object], ...]
@@ -176,7 +176,7 @@ def advise(
     speeds: Speeds,
     *,
     memory_bytes: float = 0.0,
-    log_bytes: float = _MANY_BYTES,
+    log_bytes: float = MANY_BYTES,
     processes: int = 1,
     said: Callable[[int, int], None] = lambda done, of: None,
 ) -> Advice:
@@ -312,7 +312,7 @@ def _ranked(
         if not each.row.restarts and (loads := sum(outcome.loads for outcome in compared.outcomes)) > 1
     )
     for name, again in trials.of(more_often).items():
-        found[name] = max(found[name], again, key=lambda pair: pair[1].throughput)
+        found[name] = max(found.get(name, again), again, key=lambda pair: pair[1].throughput)
     return tuple(sorted(found.values(), key=lambda pair: -pair[1].throughput))
 
 

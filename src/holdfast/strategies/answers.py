@@ -157,11 +157,12 @@ def _replayed_by_neighbours(view: ClusterView, left: frozenset[WorkerId]) -> Ite
     most = max(held.stop - held.start for _, held in baseline.placement.ranges)
     try:
         grid = takeover_plan(baseline, left, max_layers=2 * most, costs=None if terms is None else terms.costs)
+        plan = grid = view.maker.scheduled(grid, terms)
+        if lost := frozenset(grid.workers) - left:  # of their layers there are other owners
+            plan = _without_lost(replace(view, baseline=grid, lost=lost, offer=None)).plan
     except InfeasiblePlan:
         return
-    lost = frozenset(grid.workers) - left  # of their layers there are other owners
-    grid = view.maker.scheduled(grid, terms)
-    yield _replayed(_without_lost(replace(view, baseline=grid, lost=lost, offer=None)).plan if lost else grid, grid)
+    yield _replayed(plan, grid)
 
 
 def _shrunken(view: ClusterView, left: list[WorkerId], max_layers: int) -> Plan:

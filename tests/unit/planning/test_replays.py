@@ -102,6 +102,40 @@ def test_a_weight_tied_to_layers_that_live_is_taken_from_logs():
     assert (0, 1) in [each.layers for each in within.reductions]
 
 
+def replays_of(plan, lost, target=None, **options):
+    target = plan.placement if target is None else target
+    logged = {2, 4, 6, 8, 10}
+    return plan_replays(target, held(plan, lost), plan.routes.microbatches, logged, start=0, stop=3, **options)
+
+
+def test_where_all_layers_that_share_a_weight_are_lost_their_replays_come_first_and_sum_together():
+    plan, tie = pipeline(), (0, 11)
+    first, between, last = lost = [WorkerId(0, stage) for stage in (0, 2, 5)]
+    found = replays_of(plan, set(lost), ties=(tie,), helpers=1)
+    assert [str(each.layers) for each in found] == ["0:2", "10:12", "4:6"]
+    assert [one in each.workers for one, each in zip((first, last, between), found, strict=True)] == [True] * 3
+    everybody = tuple(sorted({*found[0].workers, *found[1].workers}))
+    assert [each.shared for each in found] == [((tie, everybody),), ((tie, everybody),), ()]
+    for replay in found[:2]:
+        program = lower_step(replayed_step(replay, replay.workers[0], 12, (tie,)))
+        assert (Payload.SUM, 0, 0) not in program.recalled
+        assert [each.workers for each in program.reductions if each.layers == tie] == [everybody]
+
+
+def test_who_is_to_replay_both_ends_would_wait_for_itself():
+    plan = pipeline(stages=3)
+    lost = {WorkerId(0, 0), WorkerId(0, 2)}
+    target = takeover_plan(plan, [WorkerId(0, 1)], max_layers=12).placement
+    found = replays_of(plan, lost, target, ties=((0, 11),))
+    assert [each.workers for each in found] == [(WorkerId(0, 1),)] * 2
+    assert not any(each.shared for each in found)
+
+
+def test_a_weight_of_which_one_end_lives_is_not_summed_anew():
+    plan = pipeline()
+    assert not any(each.shared for each in replays_of(plan, {WorkerId(0, 0), WorkerId(0, 2)}, ties=((0, 11),)))
+
+
 def test_neighbours_take_half_each_and_nobody_gives_anything_up():
     plan = pipeline()
     left = [worker for worker in plan.workers if worker.stage not in (2, 3)]

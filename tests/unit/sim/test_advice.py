@@ -134,13 +134,13 @@ def test_missing_machines_are_counted_by_the_time_that_they_are_missing():
 def test_nodes_are_grouped_where_logs_would_take_too_much(path):
     """A pipeline of six nodes, which is the only grid that workers have memory for."""
     flags = ("grid.pipelines=1", "grid.stages=6", "grid.microbatches=12")
-    free, _ = advised(path, *flags, memory_bytes=1, hours=1.0)
+    free, _ = advised(path, *flags, memory_bytes=1, hours=0.5)
     assert {str(each.shape) for each, _ in free.ranked} == {"1 x 6"}
     logged = next(each for each, _ in free.ranked if each.name == "1 x 6, adaptive")
     assert logged.grouping.groups == tuple((node,) for node in range(6))
     assert "logging.groups" not in dict(logged.settings)
     limit = logged.grouping.storage_bytes / 2
-    bound, job_with = advised(path, *flags, memory_bytes=1, log_bytes=limit, hours=1.0)
+    bound, job_with = advised(path, *flags, memory_bytes=1, log_bytes=limit, hours=0.5)
     grouped = [each for each, _ in bound.ranked if each.grouping is not None]
     assert [each.row.name for each in grouped] == ["adaptive"], "the others that log make pipelines, and lack memory"
     for each in grouped:
@@ -148,7 +148,7 @@ def test_nodes_are_grouped_where_logs_would_take_too_much(path):
         groups = dict(each.settings)["logging.groups"]
         assert groups == [list(group) for group in each.grouping.groups if len(group) > 1]
         assert job_with(each.settings).logging.groups == tuple(map(tuple, groups))
-    none, _ = advised(path, *flags, memory_bytes=1, log_bytes=0, hours=1.0)
+    none, _ = advised(path, *flags, memory_bytes=1, log_bytes=0, hours=0.5)
     assert all(each.grouping is None for each, _ in none.ranked)
     names = {each.name for each, _ in none.ranked}
     assert "1 x 6, adaptive without logs" in names
