@@ -26,8 +26,8 @@ SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
 POINTS = ["start", "forward", "backward", "reduce", "verdict", "update", "commit"]
 
 
-def run(*faults, seed=0, microbatches=4, **options):
-    plan = regular_plan(1, split_evenly(2 * STAGES, STAGES), microbatches)
+def run(*faults, seed=0, microbatches=4, plan=None, **options):
+    plan = plan or regular_plan(1, split_evenly(2 * STAGES, STAGES), microbatches)
     parsed = tuple(Fault.parse(text) for text in faults)
     options = {"checkpoint_every": EVERY, "logs": True, **options}
     return VirtualCluster(Scenario(plan=plan, steps=STEPS, seed=seed, faults=parsed, **options)).run()
@@ -42,10 +42,10 @@ def of(result, kind):
     return [event for _, event in result.events if isinstance(event, kind)]
 
 
-def check(result, *faults):
+def check(result, *faults, like=healthy):
     assert result.outcome == "done", result.detail
     assert sorted(result.fired) == sorted(str(Fault.parse(text)) for text in faults)
-    assert result.digest == healthy().digest
+    assert result.digest == like().digest
 
 
 def replayed_alone(result):
@@ -218,16 +218,12 @@ WIDE = regular_plan(2, split_evenly(8, 4), 4)
 
 @cache
 def wide():
-    return VirtualCluster(Scenario(plan=WIDE, steps=STEPS, seed=0, checkpoint_every=EVERY, logs=True)).run()
+    return run(plan=WIDE)
 
 
-def run_wide(*faults, **options):
-    parsed = tuple(map(Fault.parse, faults))
-    options = {"checkpoint_every": EVERY, "logs": True, **options}
-    result = VirtualCluster(Scenario(plan=WIDE, steps=STEPS, seed=0, faults=parsed, **options)).run()
-    assert result.outcome == "done", result.detail
-    assert sorted(result.fired) == sorted(map(str, parsed))
-    assert result.digest == wide().digest
+def run_wide(*faults):
+    result = run(*faults, plan=WIDE)
+    check(result, *faults, like=wide)
     return result
 
 

@@ -25,6 +25,7 @@ from holdfast.cli.simulating import (
 from holdfast.config.job import Job
 from holdfast.config.load import num_layers
 from holdfast.errors import ConfigError
+from holdfast.runtime.rundir import attempt_folder
 from holdfast.settings.planning import sums_of
 from holdfast.sim.compare import Compared, Simulated, compare
 from holdfast.sim.diary import attempts
@@ -125,7 +126,7 @@ def _write_logs(folder: Path, job: Job, found: Mapping[str, Compared]) -> None:
             told = list(attempts(outcome.events, job.name, job.num_workers, job.samples_per_step, outcome.seconds))
             for number, events in enumerate(told, 1):
                 run_dir = folder / f"{name}-{run}"
-                _write_log(run_dir if number == len(told) else run_dir / "attempts" / f"{number:04d}", events)
+                _write_log(run_dir if number == len(told) else attempt_folder(run_dir, number), events)
 
 
 def _write_log(run_dir: Path, events: Sequence[Timed]) -> None:

@@ -71,13 +71,11 @@ def replayed_step(
         num_layers: of the model.
         ties: tuples of layers that share weights.
     """
-    ours = set(replay.layers.indices)
-    meeting = [tie for tie in ties if not ours.isdisjoint(tie)]
-    within = [tie for tie in meeting if ours.issuperset(tie)]
-    shared = dict(replay.shared)
-    units = [(layer,) for layer in reversed(replay.layers.indices)] + [
-        tie for tie in meeting if tie in (*within, *shared)
-    ]
+    ours, shared = set(replay.layers.indices), dict(replay.shared)
+    over: dict[tuple[int, ...], tuple[WorkerId, ...]] = {
+        (layer,): replay.workers for layer in reversed(replay.layers.indices)
+    }
+    over |= {tie: shared.get(tie, replay.workers) for tie in ties if tie in shared or ours.issuperset(tie)}
     counted = intervals(each.number for each in replay.microbatches)
     return StepPlan(
         worker=worker,
@@ -88,11 +86,10 @@ def replayed_step(
             for microbatch in replay.share(worker)
             for kind in (OpKind.F, OpKind.B)
         ),
-        sums=tuple(
-            SumPlan(reduction=Reduction(each, shared.get(each, replay.workers)), contributions=counted)
-            for each in units
+        sums=tuple(SumPlan(reduction=Reduction(*each), contributions=counted) for each in over.items()),
+        standing=tuple(
+            Standing(layers=tie, holder=None) for tie in ties if not ours.isdisjoint(tie) and tie not in over
         ),
-        standing=tuple(Standing(layers=tie, holder=None) for tie in meeting if tie not in units),
         updates=tuple(replay.layers.indices),
         ties=ties,
     )

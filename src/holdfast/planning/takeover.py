@@ -60,14 +60,16 @@ def _taken_over(
             return None  # whoever comes for this place would hold two ranges
         if kept:
             stages.append((visit.worker, kept[0], kept[-1] + 1))
+    if not stages:
+        return None
     cuts = [0]
     for (one, _, stop), (other, start, _) in pairwise(stages):
-        cuts.append((stop + start + 1) // 2 if (one in lost) is (other in lost) else start if other in lost else stop)
+        cuts.append(stop if one in lost else start if other in lost else (stop + start + 1) // 2)
     cuts.append(row[-1].layers.stop)
-    found = [Visit(worker, LayerRange(*cut)) for (worker, _, _), cut in zip(stages, pairwise(cuts), strict=False)]
+    found = [Visit(worker, LayerRange(*cut)) for (worker, _, _), cut in zip(stages, pairwise(cuts), strict=True)]
     grown = {worker: stop - start for worker, start, stop in stages}
     for visit in found:
         more = len(visit.layers.indices) - grown[visit.worker]
         if more and (visit.worker in lost or len(visit.layers.indices) > max_layers):
             return None
-    return tuple(found) or None
+    return tuple(found)

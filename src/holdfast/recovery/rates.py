@@ -92,7 +92,7 @@ def first_sum_s(plan: Plan, rates: Rates) -> float:
     That is as its last operation that adds begins; at once where it computes nothing, as whoever came for a place that
     the grid is yet to get.
     """
-    last = {worker: 0.0 for worker in plan.workers if plan.placement.layers_of(worker)}
+    last = dict.fromkeys(plan.workers, 0.0)
     for span in evaluate(plan, costs_from_profile(rates.profile)).spans:
         if span.op.kind in (OpKind.B, OpKind.W):
             last[span.worker] = span.start

@@ -20,7 +20,7 @@ from types import TracebackType
 from holdfast.errors import ConfigError
 from holdfast.runtime.hardening import PART
 
-__all__ = ["RunDirLock", "attempts", "job_files", "owner"]
+__all__ = ["RunDirLock", "attempt_folder", "attempts", "job_files", "owner"]
 
 _LOCK = "lock"
 _JOB = "job.yaml"
@@ -42,6 +42,11 @@ _OF_AN_ATTEMPT = (
 def attempts(run_dir: Path) -> tuple[Path, ...]:
     """Returns the folders of the earlier attempts in a run directory, the oldest first."""
     return tuple(sorted(folder for folder in (run_dir / "attempts").glob("[0-9]*") if folder.is_dir()))
+
+
+def attempt_folder(run_dir: Path, number: int) -> Path:
+    """Returns where an earlier attempt is; the first one has the number 1."""
+    return run_dir / "attempts" / f"{number:04d}"
 
 
 def job_files(run_dir: Path) -> tuple[Path, ...]:
@@ -162,7 +167,7 @@ class RunDirLock:
         before = attempts(self._run_dir)
         if before and not (before[-1] / _JOB).exists():
             return before[-1]
-        return self._run_dir / "attempts" / f"{len(before) + 1:04d}"
+        return attempt_folder(self._run_dir, len(before) + 1)
 
     def _files(self) -> Iterator[Path]:
         for pattern in _OF_AN_ATTEMPT:

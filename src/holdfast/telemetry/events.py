@@ -436,6 +436,10 @@ class Ran(_Event, frozen=True, tag="ran", kw_only=True):
     step_s: float
     workers: tuple[str, ...]
 
+    def committed(self, step: int, last: float) -> float:
+        """When one of them was, if the last one was at ``last``; of the one before the first: when they began."""
+        return last - (self.stop - 1 - step) * self.step_s
+
 
 class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):
     """A step that was updated ahead of its verdict was omitted after all; told by one worker."""

@@ -223,7 +223,7 @@ def _commits(timed: list[Timed]) -> dict[int, float]:
     for time, event in ran:
         kept = min((at for later, at in agreed.items() if later > event.generation), default=event.stop)
         for step in range(event.first, min(event.stop, kept)):
-            commits[step] = time - (event.stop - 1 - step) * event.step_s
+            commits[step] = event.committed(step, time)
     return commits
 
 
@@ -324,7 +324,7 @@ def _replacement(lost: Detected, after: Iterable[Timed]) -> tuple[float | None, 
                 if worker == name and ops and generation > lost.generation:
                     return time, name
             case Ran(workers=workers, generation=generation) if name in workers and generation > lost.generation:
-                return time - (event.stop - 1 - event.first) * event.step_s, name
+                return event.committed(event.first, time), name
     return None, None
 
 

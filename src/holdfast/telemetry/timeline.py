@@ -178,14 +178,18 @@ def _row(worker: str, events: list[Timed], duration: float, origin: float) -> Ro
     changes = _overlay(list(_modes(worker, events)), list(_recoveries(worker, events)), list(_struck(worker, events)))
     ends = [*(time for time, _ in changes[1:]), duration]
     stretches = [Stretch(start=time, end=end, mode=mode) for (time, mode), end in zip(changes, ends, strict=True)]
-    busy = [(start - origin, end - origin) for start, end in _computing(worker, (event for _, event in events))]
-    busy += [(at - (e.stop - e.first) * e.step_s, at) for at, e in events if isinstance(e, Ran) and worker in e.workers]
-    return Row(worker=worker, stretches=tuple(s for s in stretches if s.end > s.start), busy=tuple(busy))
+    busy = tuple(_computing(worker, events, origin))
+    return Row(worker=worker, stretches=tuple(s for s in stretches if s.end > s.start), busy=busy)
 
 
-def _computing(worker: str, events: Iterable[Event]) -> Iterable[tuple[float, float]]:
-    steps = (event for event in events if isinstance(event, StepOps) and event.worker == worker)
-    return ((start, end) for step in steps for *_, start, end in step.ops)
+def _computing(worker: str, events: list[Timed], origin: float) -> Iterable[tuple[float, float]]:
+    """When a worker computed; operations tell times of the log's clock."""
+    for at, event in events:
+        match event:
+            case StepOps(worker=who, ops=ops) if who == worker:
+                yield from ((start - origin, end - origin) for *_, start, end in ops)
+            case Ran(workers=workers) if worker in workers:
+                yield event.committed(event.first - 1, at), at
 
 
 def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
