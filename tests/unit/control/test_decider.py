@@ -148,6 +148,17 @@ def test_one_that_is_to_die_while_it_tells_a_plan_tells_half_of_it_and_the_news_
     assert came[-len(last) :] == [("sent last", each) for each in last]
 
 
+def test_one_that_heard_of_no_step_yet_dies_in_the_recovery_from_what_a_fault_has_noted(decider, world):
+    noted = [-1]
+    faults = (Fault.parse("kill-coordinator@2:install"),)
+    CoordinatorInjector(faults, world, lambda: 0.0, lambda: noted[0]).put_around(decider)
+    decider.take([died(A)])
+    assert not [each for what, each in world.new() if what == "sent last"], "a recovery of the first step, so far"
+    noted = [2]
+    decider.take([died(B)])
+    assert [each for what, each in world.new() if what == "sent last"]
+
+
 def test_an_answer_that_was_prepared_is_kept_while_it_is_asked_for(decider):
     before, lost = decider.membership, frozenset({A})
     assert lost in decider.unanswered()

@@ -19,26 +19,32 @@ from holdfast.telemetry.events import EventLog, FaultInjected, read_events
 __all__ = ["CoordinatorInjector", "still_due", "strike_coordinator"]
 
 
+def _none() -> int:
+    return -1
+
+
 class CoordinatorInjector:
     """Kills this process where a fault says so.
 
     ``start`` strikes when the step begins, as far as the coordinator has heard. The points of a recovery strike in the
-    first one that begins in that step, or in the one before, since the last commit may not have been told yet.
+    first one that begins in that step, or in the one before, since the last commit may not have been told yet; what
+    faults of workers have noted in the log was so, however late the coordinator hears of it.
 
     Args:
         faults: of the coordinator.
         log: told before a fault takes effect.
         clock: seconds, monotonic.
-
-    Attributes:
-        in_installing: the fault that strikes once half of the workers are told the plan that is about to be sent.
+        noted: the newest step in which a fault of a worker was noted; -1 before the first.
     """
 
-    def __init__(self, faults: tuple[Fault, ...], log: EventLog, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, faults: tuple[Fault, ...], log: EventLog, clock: Callable[[], float], noted: Callable[[], int] = _none
+    ) -> None:
         self._faults = faults
         self._log = log
         self._clock = clock
-        self.in_installing: Fault | None = None
+        self._noted = noted
+        self._installing: Membership | None = None
 
     def put_around(self, decider: Decider) -> None:
         """From now on strikes the process in which this decides."""
@@ -47,21 +53,26 @@ class CoordinatorInjector:
 
     def due(self, point: Point, membership: Membership) -> Fault | None:
         """Returns the fault that strikes at ``point`` in this state; None if none does."""
-        slack = 0 if point is Point.START else 1
-        step = _step(membership)
-        if point is Point.START and membership.phase is not Phase.RUNNING:
+        waiting = [fault for fault in self._faults if fault.point is point]
+        if not waiting or (point is Point.START and membership.phase is not Phase.RUNNING):
             return None
         if point is Point.COPY and not membership.catching_up:
             return None
-        return next((f for f in self._faults if f.point is point and f.step <= step + slack), None)
+        reached = _step(membership)
+        if point is not Point.START:
+            reached = max(reached, self._noted()) + 1
+        return next((fault for fault in waiting if fault.step <= reached), None)
 
     def reach(self, point: Point, membership: Membership) -> None:
-        """Dies, if that is due; in the middle of sending a plan a moment later."""
-        fault = self.due(point, membership)
+        """Dies, if that is due; in the middle of sending a plan a moment later, if one is sent."""
         if point is Point.INSTALL:
-            self.in_installing = fault
-        elif fault is not None:
+            self._installing = membership
+        elif fault := self.due(point, membership):
             self.strike(fault)
+
+    def in_installing(self) -> Fault | None:
+        """Returns the fault that strikes once half of the workers are told the plan that is about to be sent."""
+        return None if self._installing is None else self.due(Point.INSTALL, self._installing)
 
     def strike(self, fault: Fault) -> None:
         """Dies."""
@@ -88,8 +99,8 @@ class _StruckOutside:
 
     def send(self, outputs: Sequence[Output]) -> None:
         told = [output for output in outputs if isinstance(output, Tell) and isinstance(output.command, Install)]
-        fault = self.injector.in_installing
-        if fault is None or not told:
+        fault = self.injector.in_installing() if told else None
+        if fault is None:
             return self.inner.send(outputs)
         return self.inner.send_last(told[: len(told) // 2], partial(self.injector.strike, fault))
 
@@ -102,7 +113,16 @@ def strike_coordinator(faults: tuple[Fault, ...], decider: Decider) -> None:
     log = decider.log
     assert isinstance(log, EventLog), "a process writes into the job's log"
     if due := still_due(faults, log.path, decider.note):
-        CoordinatorInjector(due, log, decider.clock).put_around(decider)
+        CoordinatorInjector(due, log, decider.clock, partial(_noted, log.path)).put_around(decider)
+
+
+def _noted(events: Path) -> int:
+    """The newest step in which a worker was struck: it was there, though no commit before may have been told yet."""
+    try:
+        told = [event for _, event in read_events(events) if isinstance(event, FaultInjected)]
+    except StorageError:
+        return -1  # as far as we heard, then
+    return max((event.step for event in told if event.worker != "coordinator"), default=-1)
 
 
 def still_due(faults: tuple[Fault, ...], events: Path, note: Callable[[str], None]) -> tuple[Fault, ...]:
