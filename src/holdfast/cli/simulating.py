@@ -18,7 +18,7 @@ from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, StorageError
 from holdfast.settings.planning import profile_of, sums_of
 from holdfast.sim.calibrate import Layers, Shown, medians, shown_by
-from holdfast.sim.failures import FORMS, Failures
+from holdfast.sim.failures import FORMS, SLOW, Failures
 from holdfast.sim.prepare import parse_cluster, plan_of
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import World
@@ -29,7 +29,8 @@ __all__ = ["TRACE_HELP", "add_simulating", "cluster_of", "job_of", "key_of", "pr
 _HOUR_S = 3600.0
 TRACE_HELP = (
     f"what happens to machines: {FORMS}; all but FILE may have notice=2m (for which machines still work), and all but "
-    "it and spot repair=1h (after which another machine comes for each that is lost)"
+    "it and spot repair=1h (after which another machine comes for each that is lost); all but FILE, whose lines say it "
+    f"themselves, may have {SLOW} (now and then a machine takes twice as long, for so long)"
 )
 
 

@@ -216,6 +216,18 @@ class StageCosts:
         """Memory that is left for micro-batches, below 0 if not even the state fits; None: no limit."""
         return None if self.capacity is None else self.capacity - self.state
 
+    def times(self, factor: float) -> StageCosts:
+        """Returns the costs of a worker that is so many times as slow; its memory is the same."""
+        forward, first, weight = factor * self.forward, factor * self.input, factor * self.weight
+        return replace(
+            self,
+            forward=forward,
+            input=first,
+            weight=weight,
+            optimizer=factor * self.optimizer,
+            split=factor * self.split,
+        )
+
     def check_memory(self, who: str, microbatches: int) -> None:
         """Checks that a worker can run so many micro-batches at all, one after another.
 

@@ -7,7 +7,7 @@ action, view and rates give the same price.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.core.ids import WorkerId
@@ -76,14 +76,22 @@ class Price:
     still: bool = True
 
 
-def step_seconds(plan: Plan, rates: Rates, *, updates_ahead: bool = False) -> float:
+def step_seconds(
+    plan: Plan, rates: Rates, *, updates_ahead: bool = False, slowed: Mapping[WorkerId, float] | None = None
+) -> float:
     """Returns how long a step of a plan takes that follows upon another one, from its first operation to its commit.
 
     What all know of a step, and the verdict, travel along the pipelines beside the last and the first operations; so do
     sums, as far as there are operations left: see :func:`_summing`.
+
+    Args:
+        plan: it.
+        rates: of the cluster.
+        updates_ahead: whether updates are ahead of the verdict.
+        slowed: how many times as long some workers' operations and updates take.
     """
     costs, behind = costs_from_profile(rates.profile), _summing(plan, rates)
-    return measured(plan, costs, staggered=updates_ahead, behind=behind).period + rates.message_s
+    return measured(plan, costs, staggered=updates_ahead, behind=behind, slowed=slowed).period + rates.message_s
 
 
 def first_sum_s(plan: Plan, rates: Rates) -> float:
@@ -99,17 +107,22 @@ def first_sum_s(plan: Plan, rates: Rates) -> float:
     return min(last.values(), default=0.0)
 
 
-def remaining_seconds(plan: Plan, lasts_s: float, rates: Rates) -> float:
+def remaining_seconds(
+    plan: Plan, lasts_s: float, rates: Rates, *, slowed: Mapping[WorkerId, float] | None = None
+) -> float:
     """Returns how long what is left of a step takes until its commit: its operations, the longest update, a message.
 
     Args:
         plan: of whoever goes on with it.
         lasts_s: what its operations take.
         rates: of the cluster.
+        slowed: how many times as long some workers' operations and updates take; all are taken to wait for the slowest.
     """
+    factor = max((slowed or {}).values(), default=1.0)
     updates, placement = costs_from_profile(rates.profile).optimizer, plan.placement
     update_s = max(sum(updates[layer] for layer in placement.layers_of(worker)) for worker in plan.workers)
-    return lasts_s + max(_summing(plan, rates).values(), default=0.0) + update_s + rates.message_s
+    sums_s = max(_summing(plan, rates).values(), default=0.0)
+    return factor * (lasts_s + update_s) + sums_s + rates.message_s
 
 
 def replaying_seconds(replays: Iterable[Replay], rates: Rates) -> float:

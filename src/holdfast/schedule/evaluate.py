@@ -9,7 +9,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs
 from holdfast.core.schedule import OpKind
 from holdfast.core.timeline import Timeline
-from holdfast.schedule.problem import Problem, routes_problem
+from holdfast.schedule.problem import Problem, routes_problem, slowed_down
 from holdfast.schedule.timing import Measure, as_soon_as_possible, from_orders, group_windows, measure, to_timeline
 
 __all__ = ["evaluate", "measured", "steady_period"]
@@ -43,6 +43,7 @@ def measured(
     staggered: bool = False,
     ties: tuple[tuple[int, ...], ...] = (),
     behind: Mapping[WorkerId, float] | None = None,
+    slowed: Mapping[WorkerId, float] | None = None,
 ) -> Measure:
     """Returns makespan and period of a plan, those of :func:`evaluate`, in half the time: without its operations.
 
@@ -52,11 +53,14 @@ def measured(
         staggered: whether each stage runs its optimizer step as soon as its own workers are done.
         ties: tuples of layers that share weights, and are updated together.
         behind: seconds from a worker's last operation until it can update; whoever is not in it can at once.
+        slowed: how many times as long some workers' operations and updates take.
 
     Raises:
         InvalidSchedule: workers wait for one another, so that the step never ends.
     """
     problem, later = _problem_of(plan, costs, ties), behind or {}
+    if slowed:
+        problem = slowed_down(problem, slowed)
     more = [later.get(worker, 0.0) for worker in problem.workers]  # each worker is a group of its own
     return measure(problem, from_orders(problem, plan.orders), staggered=staggered, behind=more)
 

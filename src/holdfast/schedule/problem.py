@@ -10,8 +10,8 @@ pipeline`` is the one of that place; elsewhere every worker is a group of its ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
@@ -27,7 +27,17 @@ from holdfast.core.schedule import Op, OpKind, Orders
 from holdfast.core.work_costs import WorkCosts
 from holdfast.schedule.operations import INPUT, Operations
 
-__all__ = ["Problem", "Window", "orders_of", "room_of", "routes_problem", "rows_of", "to_plan", "to_routes"]
+__all__ = [
+    "Problem",
+    "Window",
+    "orders_of",
+    "room_of",
+    "routes_problem",
+    "rows_of",
+    "slowed_down",
+    "to_plan",
+    "to_routes",
+]
 
 _Whole = npt.NDArray[np.int64]
 
@@ -247,6 +257,30 @@ def _windows(
     for unit in (*((layer,) for layer in range(len(members))), *ties):
         together = tuple(sorted({group for layer in unit for group in members[layer]}))
         yield from (Window(group, together, steps[group]) for group in together)
+
+
+def slowed_down(problem: Problem, factors: Mapping[WorkerId, float]) -> Problem:
+    """Returns the problem with workers whose operations and updates take so many times as long.
+
+    Args:
+        problem: in which each worker is a group of its own.
+        factors: of these workers; all others are as fast as before.
+    """
+    of = [factors.get(worker, 1.0) for worker in problem.workers]
+    kinds = tuple(dict.fromkeys(zip(problem.part_of, (of[worker] for worker in problem.worker_of), strict=True)))
+    number = {kind: n for n, kind in enumerate(kinds)}
+    optimizer = tuple(factor * each for factor, each in zip(of, problem.optimizer, strict=True))
+    return replace(
+        problem,
+        part_of=tuple(
+            number[part, of[worker]] for part, worker in zip(problem.part_of, problem.worker_of, strict=True)
+        ),
+        layers=tuple(problem.layers[part] for part, _ in kinds),
+        parts=tuple(problem.parts[part].times(factor) for part, factor in kinds),
+        comm=tuple(problem.comm[part] for part, _ in kinds),
+        optimizer=optimizer,
+        windows=tuple(replace(each, optimizer=optimizer[each.group]) for each in problem.windows),
+    )
 
 
 def room_of(costs: StageCosts) -> float:

@@ -4,7 +4,8 @@ Nothing is decided here. Each loss, notice and arrival goes to :func:`holdfast.c
 job, and whatever that orders takes the time that its actions' prices say. Steps take what the evaluator says of the
 plan that runs. So another strategy, or another price, is another simulation, without anything to change here.
 
-What is left out: workers that hang, raise or compute wrong; logs that are behind; exchanges between the coordinator and
+What is left out: workers that hang, raise or compute wrong; logs that are behind; that workers are slow is felt, and
+told to nobody, as no decision answers it; exchanges between the coordinator and
 single workers, which are told all at once.
 """
 
@@ -45,7 +46,7 @@ from holdfast.core.profile import costs_from_profile
 from holdfast.errors import ConfigError, InternalError
 from holdfast.planning.library import PlanLibrary
 from holdfast.recovery.actions import Abort, Await, InstallPlan, RecoveryPlan, ReplayLayers, SaveCommitted
-from holdfast.recovery.rates import remaining_seconds, replaying_seconds
+from holdfast.recovery.rates import replaying_seconds
 from holdfast.recovery.rules import JobRules
 from holdfast.recovery.view import ClusterView
 from holdfast.sim.asking import Asking
@@ -156,7 +157,7 @@ class _Run:
         self._machines = Machines(room=job.workers_per_machine)
         self._unnoticed: dict[WorkerId, int] = {}  # and on which machine they were
         self._caught_up: list[tuple[WorkerId, int, int]] = []
-        self._times: dict[tuple[Plan, bool], PlanTimes] = {}
+        self._times: dict[tuple[Plan, bool, tuple[tuple[WorkerId, float], ...]], PlanTimes] = {}
         self._period_s = 0.0  # of the plan that runs
         self._rates: list[tuple[float, float | None]] = []
         self._diary = Diary(lambda: self._clock.now)
@@ -190,10 +191,11 @@ class _Run:
             if self._clock.now < end:
                 self._happen()
         self._steps.close()
+        ahead = self._state.running.staggered
         return Outcome(
             seconds=end,
             steps=self._steps.number,
-            healthy_s=self._times_of(self._job.plan).step_s,
+            healthy_s=PlanTimes(plan=self._job.plan, speeds=self._speeds, ahead=ahead).step_s,
             parts=self._clock.ledger.closed(end),
             failures=self._failures,
             generations=self._generations + self._state.generations,
@@ -213,6 +215,8 @@ class _Run:
                 lost.append(each.machine)
             elif each.kind is Kind.COMES:
                 self._machine_comes(each.machine)
+            elif each.kind is Kind.SLOWS:
+                self._machine_slows(each)
             else:
                 self._machine_leaves(each)
         if lost:
@@ -336,6 +340,14 @@ class _Run:
             self._strike(worker, "leave", f"machine {each.machine} goes in {each.grace_s:g} s")
             self._give(Leaving(worker=worker))
         self._clock.after(each.grace_s, lambda: self._machines_lost([each.machine]))
+
+    def _machine_slows(self, each: Happening) -> None:
+        """The next step is the first that it slows down, or does not any more."""
+        self._machines.slow_down(each.machine, each.factor)
+        for worker in sorted(self._machines.hosted.get(each.machine, ())):
+            self._strike(worker, "slow", f"machine {each.machine} takes {each.factor:g} times as long")
+        if self._state.phase is Phase.RUNNING:
+            self._set_period()
 
     def _machines_lost(self, machines: list[int]) -> None:
         """What ran there is gone; that is noticed later."""
@@ -549,16 +561,14 @@ class _Run:
 
     def _go_on(self) -> None:
         """All are told from where; they connect, and run."""
-        forming, rates = self._state.forming, self._speeds.rates
-        left_s = None
+        forming, left_s = self._state.forming, None
         if forming.rest is not None:
-            left_s = remaining_seconds(self._plan, forming.rest.lasts, rates)
-        self._period_s = self._times_of(self._plan).step_s
+            left_s = self._times_of(self._plan).remaining_s(forming.rest.lasts)
+        self._set_period()
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
         self._boundary.resume(forming.resume_step)
         self._holdings.drop()
         self._give_all(joined(self._state))
-        self._note_rate(self._period_s)
         self._await_copies()
 
     def _go_over(self) -> None:
@@ -574,9 +584,8 @@ class _Run:
         if self._state.generation < generation:
             raise InternalError(f"generation {generation} was prepared, and nobody went over into it")
         if self._state.phase is Phase.RUNNING:
-            self._period_s = self._times_of(self._plan).step_s
+            self._set_period()
             self._steps.begin(number, self._period_s)
-            self._note_rate(self._period_s)
             self._await_copies()
 
     def _await_copies(self) -> None:
@@ -641,12 +650,18 @@ class _Run:
         assert plan is not None, "steps are run by a plan"
         return plan
 
+    def _set_period(self) -> None:
+        """How long the next step takes."""
+        self._period_s = self._times_of(self._plan).step_s
+        self._note_rate(self._period_s)
+
     def _times_of(self, plan: Plan) -> PlanTimes:
-        key = plan, self._state.running.staggered
+        slowed = self._machines.slowed.items()
+        key = plan, self._state.running.staggered, tuple(sorted(slowed)) if slowed else ()
         if key not in self._times:
             if len(self._times) >= _MOST_PLANS:
                 self._times.clear()
-            self._times[key] = PlanTimes(plan=plan, speeds=self._speeds, ahead=key[1])
+            self._times[key] = PlanTimes(plan=plan, speeds=self._speeds, ahead=key[1], slowed=key[2])
         return self._times[key]
 
     def _note_rate(self, period: float | None) -> None:

@@ -1,21 +1,22 @@
-"""Draws what may happen to machines: by a mean time between failures, evenly, in racks, with notice, with repair."""
+"""Draws what may happen to machines: they fail, evenly, at random, in racks, with notice, with repair; or are slow."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.sim.spot import KNOWN, Spot, fitted, weibull
-from holdfast.sim.traces import read_trace
+from holdfast.sim.traces import number_above_0, read_trace
 from holdfast.sim.world import Happening, Kind, World, check
 
-__all__ = ["FORMS", "Failures", "parse_failures", "seconds"]
+__all__ = ["FORMS", "SLOW", "Failures", "parse_failures", "seconds"]
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 FORMS = (
@@ -23,6 +24,8 @@ FORMS = (
     "bursts:mtbf=17h,every=8h,lasts=1h,burst=5m or spot:ec2-p3"
 )
 """What :func:`parse_failures` knows; all but FILE may have ``notice=2m``, and all but it and spot ``repair=1h``."""
+SLOW = "stragglers=4h,factor=2,stay=30m"
+"""What all but FILE may have as well: 4 hours apart on average, machines take twice as long for half an hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,56 @@ class Bursts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """Machines that become slow, at random, and recover.
+
+    Attributes:
+        gap_s: mean seconds from one of the cluster to the next.
+        factor: how many times as long a machine takes meanwhile.
+        stay_s: how long it is slow.
+    """
+
+    gap_s: float
+    factor: float
+    stay_s: float
+
+    def added_to(self, world: World, seed: str) -> World:
+        """Return a world in which machines also become slow, each one that is not there or slow already excepted."""
+        gaps, drawn = random.Random(f"{seed}:stragglers"), random.Random(f"{seed}:who is slow")
+        there, slow, found = set(range(world.machines)), dict[int, float](), list[Happening]()
+        upcoming, at = deque(world.happenings), 0.0
+        while (at := at + gaps.expovariate(1 / self.gap_s)) < world.lasts_s:
+            found += self._until(at, upcoming, there, slow)
+            if quick := sorted(there - slow.keys()):
+                machine = drawn.choice(quick)
+                slow[machine] = at + self.stay_s
+                found.append(Happening(at_s=at, kind=Kind.SLOWS, machine=machine, factor=self.factor))
+        found += self._until(world.lasts_s, upcoming, there, slow)
+        return check(replace(world, happenings=(*found, *upcoming)))
+
+    @staticmethod
+    def _until(at: float, upcoming: deque[Happening], there: set[int], slow: dict[int, float]) -> Iterator[Happening]:
+        """What else happens until a moment, and who is as fast as others again."""
+        while True:
+            first = min(slow, key=lambda machine: slow[machine], default=None)
+            ends = math.inf if first is None else slow[first]
+            happens = upcoming[0].at_s if upcoming else math.inf
+            if min(ends, happens) > at:
+                return
+            if first is not None and ends < happens:
+                del slow[first]
+                yield Happening(at_s=ends, kind=Kind.SLOWS, machine=first)
+                continue
+            each = upcoming.popleft()
+            if each.kind is Kind.COMES:
+                there.add(each.machine)
+            elif each.goes:
+                there.discard(each.machine)
+                slow.pop(each.machine, None)
+            yield each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     """A way in which machines fail.
 
@@ -70,6 +123,7 @@ class Failures:
         repair_s: until another machine is there for each that is lost; None: never.
         notice_s: for how long machines still work once they are known to go.
         spot: how machines come and go, if the kind is that.
+        stragglers: how machines become slow meanwhile; None: none does.
     """
 
     kind: str
@@ -80,6 +134,7 @@ class Failures:
     repair_s: float | None = None
     notice_s: float = 0.0
     spot: Spot | None = None
+    stragglers: Stragglers | None = None
 
     @property
     def is_trace(self) -> bool:
@@ -100,7 +155,12 @@ class Failures:
         if self.is_trace:
             return read_trace(Path(self.kind), lasts_s=lasts_s, seed=random.Random(seed).getrandbits(31))
         if self.spot is not None:
-            return self.spot.draw(machines, lasts_s, seed, self.notice_s)
+            world = self.spot.draw(machines, lasts_s, seed, self.notice_s)
+        else:
+            world = self._draw(machines, lasts_s, seed)
+        return world if self.stragglers is None else self.stragglers.added_to(world, seed)
+
+    def _draw(self, machines: int, lasts_s: float, seed: str) -> World:
         gaps, victims = random.Random(f"{seed}:gaps"), random.Random(f"{seed}:victims")
         there, known = list(range(machines)), machines
         found: list[Happening] = []
@@ -179,19 +239,34 @@ def parse_failures(text: str) -> Failures:
         parts[0] = f"mtbf={parts[0]}"
     given = {key: value for key, _, value in (part.partition("=") for part in parts)}
     own = _OWN.get(kind, frozenset())
-    if "mtbf" not in given or given.keys() - {"mtbf", "repair", "notice"} != own:
+    if "mtbf" not in given or given.keys() - {"mtbf", "repair", "notice", *_STRAGGLERS} != own:
         raise ConfigError(f"--trace {text}: expected {FORMS}")
     return Failures(
         kind=kind,
         gap_s=seconds(given["mtbf"], f"--trace {text}"),
         bursts=_bursts(given, text) if kind == "bursts" else None,
-        shape=_number(given.get("shape", "1"), text),
-        size=round(_number(given.get("size", "1"), text)),
+        shape=number_above_0(given.get("shape", "1"), f"--trace {text}"),
+        size=round(number_above_0(given.get("size", "1"), f"--trace {text}")),
         repair_s=seconds(given["repair"], f"--trace {text}") if "repair" in given else None,
         notice_s=seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0,
+        stragglers=_stragglers(given, text),
     )
 
 
+def _stragglers(given: Mapping[str, str], text: str) -> Stragglers | None:
+    if not (said := given.keys() & _STRAGGLERS):
+        return None
+    if said != _STRAGGLERS:
+        raise ConfigError(f"--trace {text}: expected stragglers=, factor= and stay= together, such as {SLOW}")
+    where = f"--trace {text}"
+    gap_s, stay_s = seconds(given["stragglers"], where), seconds(given["stay"], where)
+    factor = number_above_0(given["factor"], where)
+    if factor <= 1:
+        raise ConfigError(f"{where}: a straggler of factor={factor:g} is not slow: expected more than 1")
+    return Stragglers(gap_s=gap_s, factor=factor, stay_s=stay_s)
+
+
+_STRAGGLERS = frozenset({"stragglers", "factor", "stay"})
 _OWN: Mapping[str, frozenset[str]] = {
     "bursts": frozenset({"every", "lasts", "burst"}),
     "racks": frozenset({"size"}),
@@ -211,7 +286,7 @@ def _spot(rest: str, text: str) -> Failures:
     """By a name that is known, or as the trace of a file says."""
     name, *parts = rest.split(",")
     given = dict(part.partition("=")[::2] for part in parts)
-    if not name or given.keys() - {"notice"}:
+    if not name or given.keys() - {"notice", *_STRAGGLERS}:
         raise ConfigError(f"--trace {text}: expected such as spot:ec2-p3,notice=2m")
     if name not in KNOWN and not Path(name).exists():
         raise ConfigError(f"--trace {text}: expected spot: and one of {', '.join(KNOWN)}, or the path of a trace")
@@ -220,17 +295,7 @@ def _spot(rest: str, text: str) -> Failures:
     except ConfigError as error:
         raise ConfigError(f"--trace {text}: {error}") from None
     notice_s = seconds(given["notice"], f"--trace {text}") if "notice" in given else 0.0
-    return Failures(kind="spot", gap_s=found.gap_s, notice_s=notice_s, spot=found)
-
-
-def _number(text: str, whole: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < 1e6:
-        raise ConfigError(f"--trace {whole}: expected a number above 0, got {text!r}")
-    return found
+    return Failures(kind="spot", gap_s=found.gap_s, notice_s=notice_s, spot=found, stragglers=_stragglers(given, text))
 
 
 def seconds(text: str, where: str) -> float:

@@ -19,11 +19,13 @@ class Machines:
         room: for how many workers each has.
         hosted: the workers of each.
         wanted: workers that are to be started, once there is room.
+        slow: how many times as long some machines take to compute.
     """
 
     room: int
     hosted: dict[int, set[WorkerId]] = field(default_factory=dict)
     wanted: deque[WorkerId] = field(default_factory=deque)
+    slow: dict[int, float] = field(default_factory=dict)
 
     @property
     def places(self) -> int:
@@ -34,6 +36,17 @@ class Machines:
     def vacant(self) -> int:
         """For how many more there is."""
         return self.places - sum(map(len, self.hosted.values()))
+
+    def slow_down(self, machine: int, factor: float) -> None:
+        """A machine takes so many times as long from now on; 1: it is as fast as others."""
+        self.slow.pop(machine, None)
+        if factor != 1.0:
+            self.slow[machine] = factor
+
+    @property
+    def slowed(self) -> dict[WorkerId, float]:
+        """How many times as long some workers take."""
+        return {worker: by for machine, by in self.slow.items() for worker in self.hosted.get(machine, ())}
 
     def host(self, worker: WorkerId) -> int | None:
         """Give a worker room; return the machine, or None if it has to wait."""

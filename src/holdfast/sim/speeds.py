@@ -8,7 +8,7 @@ from functools import cached_property
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Link
-from holdfast.recovery.rates import Rates, first_sum_s, step_seconds
+from holdfast.recovery.rates import Rates, first_sum_s, remaining_seconds, step_seconds
 from holdfast.sim.replies import writers_of
 
 __all__ = ["PlanTimes", "Speeds"]
@@ -41,16 +41,22 @@ class PlanTimes:
         plan: it.
         speeds: of the cluster.
         ahead: whether updates are ahead of the verdict.
+        slowed: how many times as long some of its workers take to compute, by worker.
     """
 
     plan: Plan
     speeds: Speeds
     ahead: bool
+    slowed: tuple[tuple[WorkerId, float], ...] = ()
 
     @cached_property
     def step_s(self) -> float:
         """Seconds of a step that follows upon another one."""
-        return step_seconds(self.plan, self.speeds.rates, updates_ahead=self.ahead)
+        return step_seconds(self.plan, self.speeds.rates, updates_ahead=self.ahead, slowed=dict(self.slowed))
+
+    def remaining_s(self, lasts_s: float) -> float:
+        """Seconds of what is left of a step whose operations would take so long."""
+        return remaining_seconds(self.plan, lasts_s, self.speeds.rates, slowed=dict(self.slowed))
 
     @cached_property
     def first_sum_s(self) -> float:

@@ -84,9 +84,8 @@ def fitted(world: World) -> Spot:
     Raises:
         ConfigError: too few do for anything to be said.
     """
-    lost, come = (
-        Counter(each.at_s for each in world.happenings if (each.kind is Kind.COMES) is comes) for comes in (False, True)
-    )
+    lost = Counter(each.at_s for each in world.happenings if each.goes)
+    come = Counter(each.at_s for each in world.happenings if each.kind is Kind.COMES)
     instants = sorted({*lost, *come})
     gaps = [after - before for before, after in pairwise(instants)]
     if len(gaps) < 2 or not lost or not come:

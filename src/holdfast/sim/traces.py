@@ -1,7 +1,7 @@
 """Reads what happened to real machines, or spot instances, from a file.
 
-Two forms are known by their first line: events, ``t_ms,add|remove,NAME``, and numbers of machines that there were,
-``t_ms,available``. Where only numbers are known it is drawn who was lost.
+Two forms are known by their first line: events, ``t_ms,add|remove|slow=FACTOR,NAME``, and numbers of machines that
+there were, ``t_ms,available``. Where only numbers are known it is drawn who was lost.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.sim.world import Happening, Kind, World
 
-__all__ = ["MOST_ROWS", "read_trace"]
+__all__ = ["MOST_ROWS", "number_above_0", "read_trace"]
 
 MOST_ROWS = 1_000_000
 _HEADER = "t_ms,available"
-_EVENTS = "t_ms,add|remove,NAME"
+_EVENTS = "t_ms,add|remove|slow=FACTOR,NAME"
 
 
 def read_trace(path: Path, *, lasts_s: float | None = None, seed: int = 0) -> World:
@@ -48,28 +49,32 @@ def read_trace(path: Path, *, lasts_s: float | None = None, seed: int = 0) -> Wo
     return _as_world(path, found, lasts_s)
 
 
-def _by_names(path: Path, rows: Sequence[tuple[int, str]]) -> Iterator[tuple[float, Kind, int]]:
-    """Who comes and goes, by numbers in the order of coming."""
+def _by_names(path: Path, rows: Sequence[tuple[int, str]]) -> Iterator[Happening]:
+    """Who comes, goes and is slow, by numbers in the order of coming."""
     there: dict[str, int] = {}
     known, before = 0, -math.inf
     for number, line in rows:
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[2]:
+        what, _, by = fields[1].partition("=") if len(fields) == 3 else ("", "", "")
+        if what not in ("add", "remove", "slow") or (what == "slow") != bool(by) or not fields[2]:
             raise ConfigError(f"{path}:{number}: expected {_EVENTS}, got {line!r}")
         at, name = _milliseconds(path, number, fields[0], before), fields[2]
-        if fields[1] == "add":
+        if what == "add":
             if name in there:
                 raise ConfigError(f"{path}:{number}: adds {name} again")
             there[name], known = known, known + 1
-            yield at / 1e3, Kind.COMES, there[name]
+            yield Happening(at_s=at / 1e3, kind=Kind.COMES, machine=there[name])
+        elif name not in there:
+            raise ConfigError(f"{path}:{number}: {what}s {name}, which is not there")
+        elif what == "remove":
+            yield Happening(at_s=at / 1e3, kind=Kind.LOST, machine=there.pop(name))
         else:
-            if name not in there:
-                raise ConfigError(f"{path}:{number}: removes {name}, which is not there")
-            yield at / 1e3, Kind.LOST, there.pop(name)
+            factor = number_above_0(by, f"{path}:{number}: slow=")
+            yield Happening(at_s=at / 1e3, kind=Kind.SLOWS, machine=there[name], factor=factor)
         before = at
 
 
-def _by_numbers(path: Path, rows: Sequence[tuple[int, str]], drawn: random.Random) -> Iterator[tuple[float, Kind, int]]:
+def _by_numbers(path: Path, rows: Sequence[tuple[int, str]], drawn: random.Random) -> Iterator[Happening]:
     """So many come, or somebody of those there is lost."""
     there: list[int] = []
     known, before = 0, -math.inf
@@ -80,11 +85,26 @@ def _by_numbers(path: Path, rows: Sequence[tuple[int, str]], drawn: random.Rando
         at, wanted = _milliseconds(path, number, fields[0], before), int(fields[1])
         while len(there) < wanted:
             there.append(known)
-            yield at / 1e3, Kind.COMES, known
+            yield Happening(at_s=at / 1e3, kind=Kind.COMES, machine=known)
             known += 1
         while len(there) > wanted:
-            yield at / 1e3, Kind.LOST, there.pop(drawn.randrange(len(there)))
+            yield Happening(at_s=at / 1e3, kind=Kind.LOST, machine=there.pop(drawn.randrange(len(there))))
         before = at
+
+
+def number_above_0(text: str, where: str) -> float:
+    """Return what a text says; ``where`` begins the message if that is no number, or none above 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1e6:
+        raise ConfigError(f"{where}: expected a number above 0, got {text!r}")
+    return found
 
 
 def _milliseconds(path: Path, number: int, text: str, before: float) -> int:
@@ -96,13 +116,14 @@ def _milliseconds(path: Path, number: int, text: str, before: float) -> int:
     return at
 
 
-def _as_world(path: Path, rows: Iterator[tuple[float, Kind, int]], lasts_s: float | None) -> World:
+def _as_world(path: Path, rows: Iterator[Happening], lasts_s: float | None) -> World:
     found = list(rows)
     if not found:
         raise ConfigError(f"{path}: expected machines, got none")
-    began = found[0][0]
-    first = [machine for at, kind, machine in found if at == began and kind is Kind.COMES]
-    after = [row for row in found if not (row[0] == began and row[1] is Kind.COMES)]
-    end = max(found[-1][0] - began, 1.0) if lasts_s is None else lasts_s
-    happenings = (Happening(at_s=at - began, kind=kind, machine=machine) for at, kind, machine in after)
-    return World(machines=len(first), happenings=tuple(each for each in happenings if each.at_s < end), lasts_s=end)
+    began = found[0].at_s
+    after = [each for each in found if not (each.at_s == began and each.kind is Kind.COMES)]
+    end = max(found[-1].at_s - began, 1.0) if lasts_s is None else lasts_s
+    happenings = (replace(each, at_s=each.at_s - began) for each in after)
+    return World(
+        machines=len(found) - len(after), happenings=tuple(each for each in happenings if each.at_s < end), lasts_s=end
+    )

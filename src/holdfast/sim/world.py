@@ -24,6 +24,8 @@ class Kind(StrEnum):
     """It is there, and free."""
     LEAVES = "leaves"
     """It says that it will be gone, ``grace_s`` later."""
+    SLOWS = "slows"
+    """From now on it takes ``factor`` times as long as others to compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +37,19 @@ class Happening:
         kind: what.
         machine: which, counted from 0 in the order of their coming; a machine that is lost never comes again.
         grace_s: of one that leaves, how long it still works.
+        factor: of one that slows down; 1: it is as fast as others again.
     """
 
     at_s: float
     kind: Kind
     machine: int
     grace_s: float = 0.0
+    factor: float = 1.0
+
+    @property
+    def goes(self) -> bool:
+        """Whether the machine is lost, or about to be."""
+        return self.kind in (Kind.LOST, Kind.LEAVES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +69,15 @@ class World:
     @property
     def failures(self) -> int:
         """How many instants there are at which machines are lost, or are about to be."""
-        return len({each.at_s for each in self.happenings if each.kind is not Kind.COMES})
+        return len({each.at_s for each in self.happenings if each.goes})
 
     def available(self) -> tuple[tuple[float, int], ...]:
         """Return how many machines there are from each moment on."""
         count, found = self.machines, {0.0: self.machines}
         for each in sorted(self.happenings, key=lambda each: _gone_at(each)):
-            count += 1 if each.kind is Kind.COMES else -1
-            found[_gone_at(each)] = count
+            if each.goes or each.kind is Kind.COMES:
+                count += -1 if each.goes else 1
+                found[_gone_at(each)] = count
         return tuple(sorted(found.items()))
 
     def mean_available(self) -> float:
@@ -98,6 +108,6 @@ def check(world: World) -> World:
             alive.add(each.machine)
         elif each.machine not in alive:
             raise ConfigError(f"machine {each.machine} is {each.kind} at {each.at_s:g} s, and is not there")
-        else:
+        elif each.goes:
             alive.discard(each.machine)
     return world

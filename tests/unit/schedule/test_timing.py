@@ -10,7 +10,7 @@ from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan, InvalidSchedule, StateUnavailable
 from holdfast.planning.costed_grid import CostedGrid, grid_problem
 from holdfast.planning.planner import Technique, make_plan
-from holdfast.schedule.evaluate import evaluate
+from holdfast.schedule.evaluate import evaluate, measured
 from holdfast.schedule.list_scheduler import list_schedule, plain_urgency
 from holdfast.schedule.problem import to_plan
 from holdfast.schedule.timing import check, from_orders, fuse, measure, rows_to_run, settle, to_timeline
@@ -30,6 +30,18 @@ def test_flat_and_object_form_agree():
     assert to_timeline(PROBLEM, plan, SCHEDULE, staggered=True) == timeline
     again = from_orders(PROBLEM, plan.orders)
     assert (again.rows, again.starts) == (SCHEDULE.rows, SCHEDULE.starts)
+
+
+def test_workers_that_are_slow_take_so_many_times_as_long_and_messages_do_not():
+    plan = to_plan(PROBLEM, SCHEDULE.rows)
+    quick = measured(plan, COSTS, staggered=True)
+    double = parse_costs(3, costs="6:10:8,4:12:8,8:2:6", comm="1:2", optimizer="6:0:14", memory="3,1,2,12:9:6")
+    everybody = dict.fromkeys(plan.workers, 2.0)
+    assert measured(plan, COSTS, staggered=True, slowed=everybody) == measured(plan, double, staggered=True)
+    for worker in plan.workers:
+        computes = sum(span.end - span.start for span in evaluate(plan, COSTS).spans if span.worker == worker)
+        slow = measured(plan, COSTS, staggered=True, slowed={worker: 100.0})
+        assert 100 * computes <= slow.makespan <= 100 * computes + quick.makespan
 
 
 @pytest.mark.parametrize("ties", [((0, 2),), ((0, 1), (1, 2))])

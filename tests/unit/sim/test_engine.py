@@ -27,6 +27,7 @@ from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
     Detected,
+    FaultInjected,
     HandingOver,
     Installed,
     Notice,
@@ -103,6 +104,31 @@ def test_every_second_has_its_part_and_nothing_is_drawn_twice(strategy, failures
         assert outcome.steps > 0
         assert outcome.failures <= drawn.failures
         assert simulate(job(strategy), drawn, SPEEDS) == outcome
+
+
+def slows(at_s, machine, factor):
+    return Happening(at_s=at_s, kind=Kind.SLOWS, machine=machine, factor=factor)
+
+
+def test_all_wait_for_who_is_slow_while_it_is_there():
+    healthy = simulate(job(), world(), SPEEDS)
+    half = simulate(job(), world(slows(1800.0, 0, 2.0)), SPEEDS)
+    assert half.healthy_s == healthy.healthy_s
+    (_, nothing), (_, before), (at, slow) = half.rates
+    assert (nothing, before, at) == (None, healthy.healthy_s, 1800.0)
+    assert 1.5 * before < slow < 2 * before, "messages, and what it waits for, take no longer"
+    assert half.steps == pytest.approx(healthy.steps * (1 + before / slow) / 2, abs=2)
+    again = simulate(job(), world(slows(1800.0, 0, 2.0), slows(2700.0, 0, 1.0)), SPEEDS)
+    assert [rate for _, rate in again.rates] == [None, before, slow, before]
+    gone = simulate(job(), world(slows(1800.0, 0, 2.0), lost(2700.0, 0)), SPEEDS)
+    without = simulate(job(), world(lost(2700.0, 0)), SPEEDS)
+    assert gone.rates[-1][1] == without.rates[-1][1], "it is not waited for any more"
+    assert [event.kind for _, event in of(gone, FaultInjected)] == ["slow", "kill"]
+
+
+def test_one_that_is_slow_and_has_no_place_slows_nobody_down():
+    spare = simulate(job(), world(slows(1800.0, MACHINES, 2.0), machines=MACHINES + 1), SPEEDS)
+    assert [rate for _, rate in spare.rates] == [None, spare.healthy_s]
 
 
 def test_where_nothing_fails_only_checkpoints_cost_anything():

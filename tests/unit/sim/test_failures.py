@@ -36,6 +36,15 @@ def test_a_trace_of_events_is_read_as_it_is_written(tmp_path):
     assert longer.mean_available() == pytest.approx((120 * 2 + 80) / 200)
 
 
+def test_a_trace_tells_who_is_slow_and_until_when(tmp_path):
+    world = check(read_trace(written(tmp_path, "0,add,a\n0,add,b\n1000,slow=2.5,b\n3000,slow=1,b\n"), lasts_s=9.0))
+    assert [(each.at_s, each.kind, each.machine, each.factor) for each in world.happenings] == [
+        (1.0, Kind.SLOWS, 1, 2.5),
+        (3.0, Kind.SLOWS, 1, 1.0),
+    ]
+    assert world.available() == ((0.0, 2),)
+
+
 def test_a_trace_begins_when_the_first_machine_is_there(tmp_path):
     world = read_trace(written(tmp_path, "480000,add,a\n540000,add,b\n600000,remove,b\n"), lasts_s=1000.0)
     assert world.machines == 1
@@ -52,7 +61,11 @@ def test_of_numbers_it_is_drawn_who_is_lost(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("0,add,a\n5,drop,a\n", r"trace.csv:2: expected t_ms,add\|remove,NAME, got '5,drop,a'"),
+        ("0,add,a\n5,drop,a\n", r"trace.csv:2: expected t_ms,add\|remove\|slow=FACTOR,NAME, got '5,drop,a'"),
+        ("0,add,a\n5,slow,a\n", r"trace.csv:2: expected t_ms,add\|remove\|slow=FACTOR,NAME"),
+        ("0,add,a\n5,remove=2,a\n", r"trace.csv:2: expected t_ms,add\|remove\|slow=FACTOR,NAME"),
+        ("0,add,a\n5,slow=0,a\n", "trace.csv:2: slow=: expected a number above 0, got '0'"),
+        ("0,add,a\n5,slow=2,b\n", "trace.csv:2: slows b, which is not there"),
         ("0,add,a\n5,remove\n", "trace.csv:2: expected t_ms"),
         ("0,add,a\n5,remove,b\n", "trace.csv:2: removes b, which is not there"),
         ("0,add,a\n\n5,add,a\n", "trace.csv:3: adds a again"),
@@ -87,6 +100,8 @@ def test_a_trace_that_is_not_there_or_no_text_is_told(tmp_path):
         "poisson:mtbf=20m,repair=1h,notice=2m",
         "weibull:mtbf=20m,shape=0.6,repair=10m",
         "racks:mtbf=1h,size=3,repair=2h",
+        "poisson:mtbf=2h,repair=1h,notice=2m,stragglers=10m,factor=3,stay=1h",
+        "spot:ec2-p3,stragglers=10m,factor=3,stay=1h",
     ],
 )
 def test_whatever_is_drawn_makes_sense_and_is_the_same_for_the_same_seed(text):
@@ -119,6 +134,26 @@ def test_whoever_gives_notice_is_gone_later():
     assert world.available() == ((0.0, 4), (HOUR + 300, 3), (2 * HOUR + 300, 2))
 
 
+def test_stragglers_are_slow_for_as_long_as_they_are_there_and_change_nothing_else():
+    losses = parse_failures("poisson:mtbf=2h,repair=1h").draw(9, 48 * HOUR, "0")
+    world = parse_failures("poisson:mtbf=2h,repair=1h,stragglers=30m,factor=3,stay=1h").draw(9, 48 * HOUR, "0")
+    assert tuple(each for each in world.happenings if each.kind is not Kind.SLOWS) == losses.happenings
+    assert (world.failures, world.available()) == (losses.failures, losses.available())
+    slow, lost_while_slow, lasted = {}, 0, []
+    for each in world.happenings:
+        if each.kind is Kind.SLOWS and each.factor == 1.0:
+            lasted.append(each.at_s - slow.pop(each.machine))
+        elif each.kind is Kind.SLOWS:
+            assert each.factor == 3.0
+            assert each.machine not in slow, "one that is slow already is not drawn"
+            slow[each.machine] = each.at_s
+        elif each.goes:
+            lost_while_slow += slow.pop(each.machine, None) is not None
+    assert lasted == pytest.approx([HOUR] * len(lasted))
+    assert lost_while_slow
+    assert len(lasted) + lost_while_slow + len(slow) == pytest.approx(96, rel=0.2)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -134,6 +169,7 @@ def test_whoever_gives_notice_is_gone_later():
         "periodic:1h,repair=0h",
         "periodic:inf",
         "hourly:1h",
+        "poisson:mtbf=1h,stragglers=1h,factor=x,stay=1h",
     ],
 )
 def test_what_is_no_way_to_fail_is_told_with_what_is(text):
@@ -176,6 +212,8 @@ def test_bursts_come_when_they_are_said_to_and_are_as_dense():
         "poisson:mtbf=20h,burst=2m",
         "weibull:mtbf=17h",
         "racks:mtbf=17h,shape=2",
+        "poisson:mtbf=17h,stragglers=1h,factor=2",
+        "poisson:mtbf=17h,stragglers=1h,factor=1,stay=1h",
     ],
 )
 def test_what_does_not_go_together_is_told(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.sim.test_engine import comes, lost
+from tests.unit.sim.test_engine import comes, lost, slows
 
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.ledger import Part
@@ -50,6 +50,14 @@ def test_every_second_has_its_part_and_nothing_is_drawn_twice(name):
             assert min(outcome.parts.values()) >= 0
             assert 0 < outcome.steps * STEP_S < 40_000.0
             assert of(name, *drawn, lasts_s=40_000.0) == outcome
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_all_wait_for_the_slowest_that_has_a_place(name):
+    healthy = of(name, lasts_s=100_000.0)
+    slowed = (slows(50_000.0, 3, 2.0), slows(75_000.0, 3, 1.0), slows(80_000.0, PLACES, 4.0))
+    slow = of(name, *slowed, lasts_s=100_000.0, machines=PLACES + 1)
+    assert slow.steps == pytest.approx(healthy.steps * 7 / 8, rel=0.01)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -63,7 +63,8 @@ class System:
         costs: what it does and takes, in a sentence.
         source: who says so.
         assumed: what nobody says, and is assumed.
-        step_s: of these machines, seconds of a step, of as many samples as the job's; None: they cannot train.
+        step_s: of these machines, seconds of a step, of as many samples as the job's; None: they cannot train. All wait
+            for the slowest, which takes as many times as long as it does.
         lost: what it does that somebody is lost who had a place, given who was there before and who is after it.
         come: what it does that a vacant place is taken; None: nothing.
         every: steps between two checkpoints; 0: none are made.
@@ -107,7 +108,8 @@ class _Course:
         self._steps = Steps(self._clock.ledger)
         self._saved = self._failures = self._loads = 0
         self._stands_until = 0.0
-        self._period = system.step_s(self._seats())
+        self._slow: dict[int, float] = {}
+        self._period = self._step_s()
         self._steps.begin(0, self._period or 0.0)
         self._rates: list[tuple[float, float | None]] = [(0.0, self._period)]
 
@@ -195,6 +197,9 @@ class _Course:
                 self._place_of[each.machine] = place
                 if place is not None:
                     self._change(self._system.come(before, self._seats()))
+            case Kind.SLOWS:
+                self._slow[each.machine] = each.factor
+                self._change(None)
             case Kind.LOST:
                 place = self._place_of.pop(each.machine, None)
                 if place is not None:
@@ -207,10 +212,16 @@ class _Course:
     def _seats(self) -> Seats:
         return Seats(places=self._places, vacant=frozenset(range(self._places)).difference(self._place_of.values()))
 
+    def _step_s(self) -> float | None:
+        """Seconds of a step now; None: there are too few machines."""
+        period = self._system.step_s(self._seats())
+        seated = (self._slow.get(machine, 1.0) for machine, place in self._place_of.items() if place is not None)
+        return None if period is None else period * max(seated, default=1.0)
+
     def _change(self, halt: Halt | None) -> None:
         """From now on steps take another time."""
         steps, clock = self._steps, self._clock
-        self._period = self._system.step_s(self._seats())
+        self._period = self._step_s()
         if self._rates[-1][1] != self._period:
             self._rates.append((clock.now, self._period))
         if halt is not None:
