@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 from holdfast.config.job import Cluster, Job
 from holdfast.config.load import parse_job
@@ -36,8 +37,13 @@ class Experiment:
     profile: Profile
     grid: tuple[int, int, int]
 
-    def job(self, strategy: str) -> Job:
-        """Return the job as it would be trained here, with staggered updates; its model stands in for the profile's."""
+    def job(self, strategy: str, **sections: Mapping[str, Any]) -> Job:
+        """Return the job as it would be trained here, with staggered updates; its model stands in for the profile's.
+
+        Args:
+            strategy: by which.
+            sections: what else it says, by section.
+        """
         pipelines, stages, microbatches = self.grid
         return parse_job(
             {
@@ -53,8 +59,13 @@ class Experiment:
                 "optimizer": {"kind": "adamw", "lr": 1e-3},
                 "train": {"steps": 1, "seed": 0, "technique": "staggered"},
                 "resilience": {"strategy": strategy},
+                **sections,
             }
         )
+
+    def become(self, job: Job, world: World) -> Outcome:
+        """Return what becomes of it in a world."""
+        return simulate(prepared(job, self.profile), world, self.speeds)
 
     @cached_property
     def speeds(self) -> Speeds:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.errors import ConfigError
-from holdfast.reproduce import nicolae, oobleck, slipstream, swift
+from holdfast.reproduce import here, nicolae, oobleck, slipstream, swift
 from holdfast.reproduce.found import Item
 
 __all__ = ["ELSEWHERE", "FIRST", "ITEMS", "wanted"]
 
 ITEMS: Mapping[str, Item] = MappingProxyType(
-    {item.name: item for paper in (slipstream, oobleck, swift, nicolae) for item in paper.ITEMS}
+    {item.name: item for paper in (slipstream, oobleck, swift, nicolae, here) for item in paper.ITEMS}
 )
 """By name, in the order of the report."""
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.config.profiles import load_profile
-from holdfast.reproduce import oobleck, slipstream, swift
+from holdfast.reproduce import here, oobleck, slipstream, swift
 from holdfast.reproduce.facts import facts
 from holdfast.reproduce.found import Verdict
 from holdfast.reproduce.gpt3 import SHAPES, estimate
 from holdfast.reproduce.jobs import HOUR_S, Experiment, come_and_go, one_by_one
 from holdfast.reproduce.registry import ITEMS
 from holdfast.sim.systems.rows import oobleck as published
+from holdfast.sim.world import World
 
 
 def rows(name):
@@ -141,3 +142,19 @@ def test_a_job_of_a_paper_is_simulated_as_itself_and_by_other_systems():
 def test_profiles_are_those_in_the_repository():
     for shape in SHAPES:
         assert estimate(shape) == load_profile(Path(__file__).parents[3] / "profiles" / f"{shape.name}.json")
+
+
+@pytest.mark.parametrize("model", facts("swift")["table4"])
+def test_what_runs_here_is_as_long_without_losses_as_the_papers_runs(model):
+    steps, _, hours = facts("swift")["table4"][model]
+    step_s = hours * HOUR_S / steps
+    experiment = here._of_swift(model, step_s)
+    job = experiment.job("adaptive", train={"steps": 1, "seed": 0, "technique": "1f1b"})
+    found = experiment.become(job, World(machines=math.prod(experiment.grid[:2]), happenings=(), lasts_s=60.0))
+    assert step_s <= found.healthy_s < 1.12 * step_s, "but for what travels between machines"
+
+
+def test_what_runs_here_loses_to_failures_what_lies_between_checkpoints_or_next_to_nothing():
+    printed = facts("swift")["table5"]["Wide-ResNet-50"][1:3]
+    hours = [here._hours(("Wide-ResNet-50", name, 1)) for name in here._WAYS]
+    assert hours == [pytest.approx(each, rel=share) for each, share in zip(printed, (0.08, 0.005), strict=True)]

@@ -179,6 +179,14 @@ def test_going_back_to_a_checkpoint_runs_steps_again():
     assert [event.strategy for _, event in of(impatient, Installed)][-1] == "fallback"
 
 
+def test_whoever_is_lost_while_steps_are_run_again_is_waited_for_as_the_first_one():
+    gone = [lost(1000.0, 1), comes(1001.0, MACHINES), lost(1050.0, 2), comes(1060.0, MACHINES + 1)]
+    outcome = simulate(job("checkpoint-restart", checkpoint_every=200), world(*gone), SPEEDS)
+    (_, first), (_, second) = [(at, event.step) for at, event in of(outcome, Agreed)][1:]
+    assert first == second == 200, "they had not got as far again as they had been"
+    assert "fallback" not in [event.strategy for _, event in of(outcome, Installed)]
+
+
 def test_a_job_that_has_ended_begins_again_from_what_was_saved():
     gone = [lost(600.0 + 10 * index, index) for index in range(MACHINES)]
     back = [comes(1200.0, MACHINES + index) for index in range(MACHINES)]
