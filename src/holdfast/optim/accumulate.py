@@ -434,7 +434,7 @@ class ExactAccumulator(Accumulator):
             yield number, self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
 
     def _scratch(self, dtype: torch.dtype) -> Tensor:
-        return torch.empty(self._block, dtype=dtype, device=self._device)
+        return fresh(self._block, dtype, self._device)
 
     def _scale(self, found: Sequence[tuple[Tensor | None, _Piece]], scratch: Tensor) -> Tensor:
         """Returns a block of a contribution as whole numbers, in scratch space."""
@@ -571,7 +571,8 @@ def _all_finite(values: Tensor) -> bool:
 
 
 def _squared_norm(values: Tensor) -> float:
-    wide = (block.to(torch.float64) for block in torch.split(values, _block_of(values.device)))
+    blocks = torch.split(values, _block_of(values.device))
+    wide = (fresh(block.numel(), torch.float64, block.device).copy_(block) for block in blocks)
     squares = [torch.dot(block, block) for block in wide]  # all are queued before the first is waited for
     return math.fsum(each.item() for each in squares)
 
