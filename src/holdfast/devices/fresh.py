@@ -59,15 +59,16 @@ class _Mappings:
 
     def _give_back(self, *, before: float) -> None:
         """Unmaps what nobody has asked for since then."""
-        for kept in tuple(self._free.values()):
+        for kept in self._free.copy().values():
             while _since(kept) < before:
                 _unmap(kept)
 
     def _make_room(self, size: int) -> None:
         """Unmaps as much as that, if there is as much beside a few, of what was asked for longest ago."""
-        while size > 0 and sum(other * len(kept) for other, kept in tuple(self._free.items())) > _SPARE_BYTES:
-            at, other = min(((_since(kept), other) for other, kept in tuple(self._free.items())), default=(math.inf, 0))
-            if at == math.inf:
+        while size > 0:
+            free = self._free.copy()
+            at, other = min(((_since(kept), other) for other, kept in free.items()), default=(math.inf, 0))
+            if at == math.inf or sum(other * len(kept) for other, kept in free.items()) <= _SPARE_BYTES:
                 return
             _unmap(self._free[other])
             size -= other

@@ -297,7 +297,8 @@ class Accumulator(ABC):
         self._check_ledger(ledger)
         means = self._means(sums)
         not_finite, dissent = (int(flag) for flag in flags.tolist())
-        finite = not_finite == 0 and _all_finite(means)
+        norm = _squared_norm(means)
+        finite = not_finite == 0 and math.isfinite(norm)  # no squares of finite numbers of 32 bits are too many
         pieces = zip(torch.split(means, self.layout.sizes), self.layout.shapes, has.tolist(), strict=True)
         gradients = tuple(piece.view(shape) if count else None for piece, shape, count in pieces)
         records = self._narrowed(rows.view(self.layout.num_microbatches, self.layout.record_width))
@@ -305,7 +306,7 @@ class Accumulator(ABC):
         return Reduced(
             gradients=gradients,
             finite=finite,
-            squared_norm=_squared_norm(means) if finite else 0.0,
+            squared_norm=norm if finite else 0.0,
             records=records,
             dissent=dissent,
         )
@@ -527,7 +528,7 @@ class FastAccumulator(Accumulator):
                 view.add_(gradient)
 
     def _not_finite_count(self) -> int:
-        return int(not all(map(_all_finite, self._views)))
+        return 0  # whatever is not finite stays so in the sums
 
     def _means(self, sums: Tensor) -> Tensor:
         return torch.div(sums, max(1, self._num_expected), out=fresh(sums.numel(), sums.dtype, sums.device))
@@ -564,10 +565,6 @@ def _largest(values: Tensor) -> float:
         return 0.0
     low, high = torch.aminmax(values)
     return max(-float(low.item()), float(high.item()))
-
-
-def _all_finite(values: Tensor) -> bool:
-    return _largest(values) < float("inf")
 
 
 def _squared_norm(values: Tensor) -> float:
