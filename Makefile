@@ -113,6 +113,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/planned_step.py
 
 reproduce: $(STAMP)  ## the papers' tables and figures beside what they print: docs/reproduction.md, its pictures, and a page in build
+	rm -rf build/reproduction
 	$(BIN)/holdfast reproduce all --out build/reproduction
 	cp build/reproduction/reproduction.md docs/
 	cp build/reproduction/pictures/*.svg docs/pictures/

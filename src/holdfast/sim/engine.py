@@ -4,9 +4,8 @@ Nothing is decided here. Each loss, notice and arrival goes to :func:`holdfast.c
 job, and whatever that orders takes the time that its actions' prices say. Steps take what the evaluator says of the
 plan that runs. So another strategy, or another price, is another simulation, without anything to change here.
 
-What is left out: workers that hang, raise or compute wrong; logs that are behind; that workers are slow is felt, and
-told to nobody, as no decision answers it; exchanges between the coordinator and
-single workers, which are told all at once.
+What is left out: workers that hang, raise or compute wrong; logs that are behind; exchanges between the coordinator and
+single workers, which are told all at once. That a worker is slow is felt, and told to nobody: no decision answers it.
 """
 
 from __future__ import annotations
