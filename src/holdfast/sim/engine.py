@@ -158,6 +158,7 @@ class _Run:
         self._caught_up: list[tuple[WorkerId, int, int]] = []
         self._times: dict[tuple[Plan, bool, tuple[tuple[WorkerId, float], ...]], PlanTimes] = {}
         self._period_s = 0.0  # of the plan that runs
+        self._told = -1  # the newest step that the coordinator heard of, of those that are kept
         self._rates: list[tuple[float, float | None]] = []
         self._diary = Diary(lambda: self._clock.now)
         self._failures = self._loads = self._restarts = self._generations = 0
@@ -471,8 +472,8 @@ class _Run:
     def _tell_steps(self) -> None:
         """The coordinator hears of the newest step before anything else is decided."""
         newest = self._steps.number - 1
-        if self._state.phase is Phase.RUNNING and newest > self._state.last_step and self._state.alive:
-            first = self._state.alive[0]
+        if self._state.phase is Phase.RUNNING and newest > self._told and self._state.alive:
+            first, self._told = self._state.alive[0], newest
             self._give(StepDone(worker=first, generation=self._state.generation, step=newest, loss=None, omitted=False))
 
     def _start(self, worker: WorkerId) -> None:
@@ -566,6 +567,7 @@ class _Run:
         self._set_period()
         self._steps.go_on(forming.resume_step, self._period_s, left_s)
         self._boundary.resume(forming.resume_step)
+        self._told = forming.resume_step - 1
         self._holdings.drop()
         self._give_all(joined(self._state))
         self._await_copies()

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from holdfast.control.membership import Phase, Restoring, Tick
-from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, StepDone
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
@@ -76,15 +75,6 @@ def test_the_limit_counts_from_the_loss_and_a_step_ends_it():
     job.give(Hello(worker=W11, pid=3)).statuses(4)
     done = StepDone(worker=W01, generation=job.state.generation, step=4, loss=1.0, omitted=False)
     assert job.give(done).state.forming.wait_until is None
-
-
-def test_steps_that_all_go_back_behind_are_not_done_any_more():
-    job = Job()
-    job.give(StepDone(worker=W01, generation=job.state.generation, step=9, loss=1.0, omitted=False))
-    assert view_of(job.state, frozenset({W11})).step == 10
-    job.give(died(W11)).give(Hello(worker=W11, pid=2)).statuses(4)
-    assert job.state.phase is Phase.RUNNING
-    assert view_of(job.state, frozenset({W11})).step == 4, "by which the next answer is priced, and logs are looked up"
 
 
 def test_after_the_limit_whoever_is_there_goes_on():

@@ -234,7 +234,6 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
     state = replace(
         state,
         phase=Phase.RUNNING,
-        last_step=state.forming.resume_step - 1,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, lost_work=(), rest=None, left_out=frozenset()),
         restoring=state.restoring.over(),

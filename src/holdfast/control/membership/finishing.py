@@ -189,7 +189,6 @@ def _resumed(
     state = replace(
         state,
         phase=Phase.RUNNING,
-        last_step=step - 1,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, resume_step=step, votes=(), lost_work=(), rest=rest, left_out=frozenset()),
         restoring=state.restoring.over(),
