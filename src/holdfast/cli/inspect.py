@@ -384,6 +384,8 @@ def _tell_job(event: Event) -> str | None:
             return f"step {event.step} done by {event.worker}, loss {loss:.4f}{omitted}"
         case Ran():
             return f"steps {event.first} to {event.stop - 1} done, in {event.step_s:.4g} s each"
+        case Summed(sums=0):
+            return f"worker {event.worker} begins step {event.step}"
         case Summed():
             return f"worker {event.worker} holds {event.sums} sum(s) of step {event.step}"
         case StepOmitted():

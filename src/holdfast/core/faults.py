@@ -10,7 +10,7 @@ from typing import TypeVar
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["Fault", "FaultKind", "Point"]
+__all__ = ["OF_A_STEP", "Fault", "FaultKind", "Point"]
 
 
 class FaultKind(StrEnum):
@@ -39,13 +39,13 @@ class FaultKind(StrEnum):
 class Point(StrEnum):
     """A named place in a step, or in a recovery, where a fault can be injected.
 
-    Of a step: ``start`` before its first operation; ``forward`` / ``backward`` half-way through the worker's forward /
-    backward operations, before the send; ``reduce`` its first contribution submitted, the result unread; ``verdict``
-    it knows the verdict and has told nobody (so that others may commit, and must go back); ``update`` the next state is
-    prepared (``shadow``: the optimizer ran on the copy), before the swap; ``commit`` after its first layer's swap,
-    before its last; ``gradients:50`` it has contributed to half of the step's reductions (rounded down), in the order
-    in which they are made, all others that live through this step hold these sums, and it contributes to no further
-    one.
+    Of a step, in which all other workers are by then, too: ``start`` before its first operation; ``forward`` /
+    ``backward`` half-way through the worker's forward / backward operations, before the send; ``reduce`` its first
+    contribution submitted, the result unread; ``verdict`` it knows the verdict and has told nobody (so that others may
+    commit, and must go back); ``update`` the next state is prepared (``shadow``: the optimizer ran on the copy), before
+    the swap; ``commit`` after its first layer's swap, before its last; ``gradients:50`` it has contributed to half of
+    the step's reductions (rounded down), in the order in which they are made, all others that live through this step
+    hold these sums, and it contributes to no further one.
     Of a checkpoint, and not of the step with its number: ``checkpoint`` the worker's first shard is written, nothing is
     reported, the rest is not written.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
@@ -71,6 +71,12 @@ class Point(StrEnum):
     COPY = "copy"
     REPLAY = "replay"
 
+
+OF_A_STEP = (
+    *(Point.START, Point.FORWARD, Point.BACKWARD, Point.REDUCE),
+    *(Point.GRADIENTS, Point.VERDICT, Point.UPDATE, Point.COMMIT),
+)
+"""The points of steps: a fault there waits until all others have begun the step, too."""
 
 _E = TypeVar("_E", bound=StrEnum)
 _SPEC = re.compile(r"(?P<kind>[a-z-]+)(?::(?P<target>[^@:]+))?@(?P<step>[^:]+)(?::(?P<point>.+))?")
@@ -138,6 +144,12 @@ class Fault:
         if self.kind is FaultKind.JOIN:
             return ""
         return f":{self.point}:{self.percent}" if self.point is Point.GRADIENTS else f":{self.point}"
+
+    @property
+    def in_a_step(self) -> bool:
+        """Whether it strikes a worker at a point of its step."""
+        elsewhere = self.kind in (FaultKind.SLOW, FaultKind.JOIN, FaultKind.KILL_COORDINATOR)
+        return not elsewhere and self.after_s is None and self.point in OF_A_STEP
 
     def reductions(self, of: int) -> int:
         """Returns how many sums are there when it strikes, of all."""

@@ -423,8 +423,13 @@ class Driver:
 
         return waiting
 
+    @property
+    def superseded(self) -> bool:
+        """Whether somebody has heard of a newer generation than the one that runs; in any thread."""
+        return self._newest > self.protocol.generation
+
     def _refuse_stale(self) -> None:
-        if self._newest > self.protocol.generation:
+        if self.superseded:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
 
     def _building(self, build: Build) -> Call:

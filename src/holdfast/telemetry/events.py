@@ -247,7 +247,7 @@ class Installed(_Event, frozen=True, tag="installed", kw_only=True):
 
 
 class Summed(_Event, frozen=True, tag="summed", kw_only=True):
-    """A worker holds so many sums of a step; told only where a fault is scheduled in the middle of them."""
+    """A worker has begun a step, and holds so many sums of it; told only where a fault is scheduled in steps."""
 
     worker: str
     step: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from holdfast.control.messages import Dormant, Leaving
@@ -59,6 +59,9 @@ class VirtualMeans:
     def note(self, event: Event) -> None:
         """See Means."""
         self._world.log.write(self._world.time.now, event)
+
+    def wait_until_begun(self, workers: Collection[WorkerId], step: int, over: Callable[[], bool]) -> None:
+        """See Means: whoever is behind here stays so, as tests choose who runs when."""
 
     def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
         """See Means: what others hold they write down for real processes only."""

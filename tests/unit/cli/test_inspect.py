@@ -157,6 +157,7 @@ TOLD = [
         "worker 1.0 has caught up before step 8: it entered before step 6 and was given 1234 bytes",
     ),
     (Summed(worker="1.0", step=3, sums=4), "worker 1.0 holds 4 sum(s) of step 3"),
+    (Summed(worker="1.0", step=3, sums=0), "worker 1.0 begins step 3"),
     (step(), "step 3 done by 1.0, loss 1.5000"),
     (step(omitted=True), "step 3 done by 1.0, loss 1.5000, OMITTED: a gradient was not finite"),
     (step(loss=None, omitted=True, knows_loss=True), "step 3 done by 1.0, OMITTED: the loss was not finite"),

@@ -106,3 +106,21 @@ def test_a_target_that_is_no_worker(target):
 def test_every_complaint_names_the_flag(text):
     with pytest.raises(ConfigError, match="--fault"):
         Fault.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "in_a_step"),
+    [
+        ("kill:1.2@5", True),
+        ("kill-node:1@5:commit", True),
+        ("hang:1.2@5:gradients:50", True),
+        ("kill:1.2@5:replay", False),
+        ("kill:1.2@5:checkpoint", False),
+        ("kill:1.2@+5s", False),
+        ("slow:1.2@5:2x", False),
+        ("join:new@5", False),
+        ("kill-coordinator@5", False),
+    ],
+)
+def test_which_faults_strike_a_worker_in_a_step(text, in_a_step):
+    assert Fault.parse(text).in_a_step is in_a_step

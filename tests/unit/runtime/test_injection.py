@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -17,13 +18,13 @@ from holdfast.recovery.rules import JobRules
 from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
 from holdfast.runtime.injection.node import struck, struck_coordinator
 from holdfast.runtime.injection.planned import WorkerFaults
-from holdfast.runtime.injection.worker import WorkerInjector
+from holdfast.runtime.injection.worker import OnThisProcess, WorkerInjector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.node.entries import STRIKE_COORDINATOR, STRIKE_WORKER, WORKER
 from holdfast.runtime.specs import WorkerSpec
 from holdfast.runtime.transport.port import ReadySum
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Summed
+from holdfast.telemetry.events import EventLog, Summed
 
 PLAN = regular_plan(2, split_evenly(2, 2), 2)
 A, B, C, D = PLAN.workers
@@ -55,7 +56,8 @@ def driven():
             on_run=None,
             strikes=None,
             transport=told,
-            protocol=SimpleNamespace(worker=B, program=SimpleNamespace(reductions=(None,) * NUM_SUMS)),
+            superseded=False,
+            protocol=SimpleNamespace(worker=B, plan=PLAN, program=SimpleNamespace(reductions=(None,) * NUM_SUMS)),
         )
         parsed = tuple(map(Fault.parse, faults))
         sent = queue.SimpleQueue()
@@ -82,8 +84,39 @@ def test_a_point_strikes_in_its_step_and_once(driven):
     driver, done, _ = driven("kill:0.1@3:forward")
     for point, step in ((Point.FORWARD, 2), (Point.BACKWARD, 3), (Point.FORWARD, 3), (Point.FORWARD, 3)):
         driver.on_point(point, step)
-    assert names(done) == ["note", "signal"]
-    assert done[1] == ("signal", signal.SIGKILL)
+    assert names(done) == ["wait_until_begun", "note", "signal"]
+    assert done[0][1:3] == ([A, C, D], 3)
+    assert done[2] == ("signal", signal.SIGKILL)
+
+
+def test_nobody_is_waited_for_who_will_not_come_as_another_generation_has_begun(driven):
+    driver, done, _ = driven("kill:0.1@3:forward")
+    driver.on_point(Point.FORWARD, 3)
+    over = done[0][3]
+    assert not over()
+    driver.superseded = True
+    assert over()
+
+
+def test_whoever_is_in_the_log_or_of_another_generation_is_waited_for_no_more(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    means = OnThisProcess(log=log)
+    means.note(Summed(worker="0.0", step=3, sums=0))
+    means.note(Summed(worker="1.0", step=2, sums=4))
+    means.wait_until_begun([A], 3, lambda: pytest.fail("it has begun"))
+    looks = iter((False, True))
+    means.wait_until_begun([A, C], 3, lambda: next(looks))
+    assert next(looks, None) is None, "looked twice"
+    noting = threading.Thread(target=means.note, args=(Summed(worker="1.0", step=3, sums=0),))
+    means.wait_until_begun([A, C], 3, lambda: noting.ident is None and noting.start())
+    noting.join()
+
+
+def test_whoever_begins_a_step_in_which_somebody_is_struck_writes_that_down(driven):
+    driver, done, _ = driven(steps=frozenset({3}))
+    for step in (2, 3, 4):
+        driver.on_point(Point.START, step)
+    assert done == [("note", Summed(worker="0.1", step=3, sums=0))]
 
 
 @pytest.mark.parametrize("point", [Point.DETECT, Point.INSTALL, Point.REPLAY, Point.COPY])
@@ -112,7 +145,7 @@ def test_what_the_agent_has_to_do_is_told_again_in_every_hello(driven):
     driver.on_point(Point.COMMIT, 3)
     assert sent.get_nowait() == Strike(worker=B, spec="kill-node:0@3:commit")
     assert driver.strikes() == ("kill-node:0@3:commit",)
-    assert names(done) == ["stand_still"]
+    assert names(done) == ["wait_until_begun", "stand_still"]
 
 
 def test_what_is_slow_sleeps_within_each_operation(driven):
@@ -129,17 +162,18 @@ def test_a_fault_in_the_middle_of_sums_strikes_before_the_next_contribution(driv
     a_step(driver)
     assert names(done) == [
         *["all_reduce"] * before,
-        *["wait_until_summed", "note", "wait_until_noted", "signal"],
+        *["wait_until_begun", "wait_until_summed", "note", "wait_until_noted", "signal"],
         *["all_reduce"] * (NUM_SUMS - before),
     ]
-    assert done[before][1:] == ((A,), 3, before)
+    assert done[before + 1][1:] == ((A,), 3, before)
 
 
 def test_after_all_sums_it_strikes_once_they_are_there(driven):
     driver, done, _ = driven("hang:0.1@3:gradients:100")
     a_step(driver, step=2)
     a_step(driver, step=3)
-    assert names(done) == [*["all_reduce"] * 8, "wait_until_summed", "note", "wait_until_noted", "signal"]
+    struck_there = ["wait_until_begun", "wait_until_summed", "note", "wait_until_noted", "signal"]
+    assert names(done) == [*["all_reduce"] * 8, *struck_there]
 
 
 def test_who_lives_through_it_writes_down_how_many_sums_it_has_in_each_step(driven):
@@ -171,17 +205,23 @@ def told(*faults):
     return [struck(parsed, Spec(worker), own[worker]).around for worker in PLAN.workers]
 
 
-def test_who_is_not_struck_has_nothing_around_it():
-    (fault,) = faults = (Fault.parse("kill:0.1@3"),)
-    around = told(str(fault))
-    assert [len(each) for each in around] == [0, 1, 0, 0]
-    assert (around[1][0].func, around[1][0].args) == (STRIKE_WORKER, (WorkerFaults(faults=faults),))
+def test_who_is_struck_in_a_step_is_told_of_it_and_all_others_that_somebody_is():
+    faults = (Fault.parse("kill:0.1@3"),)
+    (first, second, *_) = around = told("kill:0.1@3")
+    assert [len(each) for each in around] == [1, 1, 1, 1]
+    assert (first[0].func, first[0].args) == (STRIKE_WORKER, (WorkerFaults(faults=(), steps=frozenset({3})),))
+    assert second[0].args == (WorkerFaults(faults=faults, steps=frozenset({3})),)
+
+
+@pytest.mark.parametrize("fault", ["kill:0.1@3:replay", "kill:0.1@3:checkpoint", "slow:0.1@3:2x"])
+def test_who_is_not_struck_has_nothing_around_it(fault):
+    assert [len(each) for each in told(fault)] == [0, 1, 0, 0]
 
 
 def test_whoever_lives_through_a_fault_in_the_middle_of_sums_is_a_witness():
     around = told("kill:0.1@3:gradients:50", "kill:1.0@3:gradients:50")
     (faults, *others) = [partial_.args[0] for (partial_,) in around]
-    assert faults == WorkerFaults(faults=(), witnesses=(A, D))
+    assert faults == WorkerFaults(faults=(), steps=frozenset({3}), witnesses=(A, D))
     assert [each.fellows for each in others] == [(B, C), (B, C), ()]
 
 

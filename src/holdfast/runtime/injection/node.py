@@ -39,10 +39,11 @@ def struck(faults: tuple[Fault, ...], spec: WorkerSpec, own: tuple[Fault, ...]) 
     steps = {fault.step for fault in in_sums if fault.worker == spec.worker}
     told = WorkerFaults(
         faults=own,
+        steps=frozenset(fault.step for fault in faults if fault.in_a_step),
         witnesses=tuple(worker for worker in spec.plan.workers if worker not in victims) if victims else (),
         fellows=tuple(fault.worker for fault in in_sums if fault.step in steps and fault.worker is not None),
     )
-    if not own and spec.worker not in told.witnesses:
+    if not own and not told.steps:
         return spec
     return replace(spec, around=(*spec.around, partial(STRIKE_WORKER, told)))
 

@@ -16,10 +16,12 @@ class WorkerFaults:
 
     Attributes:
         faults: its own.
+        steps: in which somebody is struck, who waits until all others are in it.
         witnesses: the workers that live through faults in the middle of sums; none if there are no such faults.
         fellows: of a worker that is struck there, those that are in the same step.
     """
 
     faults: tuple[Fault, ...]
+    steps: frozenset[int] = frozenset()
     witnesses: tuple[WorkerId, ...] = ()
     fellows: tuple[WorkerId, ...] = ()

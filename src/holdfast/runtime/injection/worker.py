@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.control.messages import Message, Strike
-from holdfast.core.faults import Fault, FaultKind, Point
+from holdfast.core.faults import OF_A_STEP, Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.injection.planned import WorkerFaults
 from holdfast.runtime.isolation import wait_until_cut
 from holdfast.runtime.transport.around import TransportAround
 from holdfast.runtime.transport.port import SumHandle, SumKey, Transport
-from holdfast.telemetry.events import Event, EventLog, FaultInjected, Summed, read_events
+from holdfast.telemetry.events import Event, EventLog, FaultInjected, Summed, read_events_from
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ _SIGNALS = {
 _LOOK_S = 0.005
 _OF_THE_AGENT = (FaultKind.KILL_NODE, FaultKind.PARTITION)
 _OF_RECOVERIES = (Point.DETECT, Point.INSTALL, Point.REPLAY, Point.COPY)
-_IN_STEPS = (Point.DETECT, Point.INSTALL)
+_BEFORE_STEPS = (Point.DETECT, Point.INSTALL)
 """Those of them that a process also comes to before its first step, where nobody recovers from anything."""
 
 
@@ -68,6 +68,9 @@ class Means(Protocol):
 
     def note(self, event: Event) -> None:
         """Writes down what is about to take effect."""
+
+    def wait_until_begun(self, workers: Collection[WorkerId], step: int, over: Callable[[], bool]) -> None:
+        """The thread that computes waits until these workers have written that they are in a step, or it is over."""
 
     def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
         """The thread that computes waits until these workers have written down that they hold so many sums."""
@@ -106,20 +109,28 @@ class OnThisProcess:
         """See Means."""
         self.log.write(time.monotonic(), event)
 
+    def wait_until_begun(self, workers: Collection[WorkerId], step: int, over: Callable[[], bool]) -> None:
+        """See Means."""
+        self._wait(workers, lambda e: isinstance(e, Summed) and e.step == step, over)
+
     def wait_until_summed(self, workers: Collection[WorkerId], step: int, sums: int) -> None:
         """See Means."""
-        if sums:
-            self._wait(workers, lambda e: isinstance(e, Summed) and e.step == step and e.sums >= sums)
+        self._wait(workers, lambda e: isinstance(e, Summed) and e.step == step and e.sums >= sums)
 
     def wait_until_noted(self, workers: Collection[WorkerId], step: int) -> None:
         """See Means."""
         self._wait(workers, lambda e: isinstance(e, FaultInjected) and e.step == step and e.point == Point.GRADIENTS)
 
-    def _wait(self, workers: Collection[WorkerId], told: Callable[[Event], bool]) -> None:
-        """Looks into the log until each of these has told this."""
-        missing = {str(worker) for worker in workers}
-        while missing:
-            missing -= {getattr(event, "worker", "") for _, event in read_events(self.log.path) if told(event)}
+    def _wait(
+        self, workers: Collection[WorkerId], told: Callable[[Event], bool], over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Looks into the log until each of these has told this, or nobody waits for them any more."""
+        missing, at = {str(worker) for worker in workers}, 0
+        while True:
+            events, at = read_events_from(self.log.path, at)
+            missing -= {getattr(event, "worker", "") for _, event in events if told(event)}
+            if not missing or over():
+                return
             time.sleep(_LOOK_S)
 
 
@@ -132,6 +143,7 @@ class WorkerInjector:
         faults: what is scheduled.
         means: how they are noted, before they take effect, and carried out.
         send: to the coordinator, for what the agent has to do.
+        steps: in which somebody is struck; whoever begins one writes that down.
         witnesses: workers that live through a fault in the middle of sums.
         fellows: workers that are struck there, too; all strike once all have come there.
     """
@@ -140,15 +152,18 @@ class WorkerInjector:
     faults: tuple[Fault, ...]
     means: Means
     send: Callable[[Message], None]
+    steps: frozenset[int] = frozenset()
     witnesses: tuple[WorkerId, ...] = ()
     fellows: tuple[WorkerId, ...] = ()
     _struck: set[Fault] = field(default_factory=set)
     _began: bool = False
     _contributed: int = 0
     _summed: int = 0
+    _driver: Driver | None = None
 
     def put_around(self, driver: Driver) -> None:
         """From now on strikes whoever this drives."""
+        self._driver = driver
         driver.on_point, driver.on_run, driver.strikes = self.reach, self.slow_down, self.asked
         if self.worker in self.witnesses or any(fault.point is Point.GRADIENTS for fault in self.faults):
             driver.transport = _StruckTransport(driver.transport, self, partial(_num_sums, driver))
@@ -161,11 +176,15 @@ class WorkerInjector:
         """Strikes with whatever is due here."""
         if point is Point.START:
             self._began, self._contributed, self._summed = True, 0, 0
-        if point in _IN_STEPS and not self._began:
+            if step in self.steps:
+                self.means.note(Summed(worker=str(self.worker), step=step, sums=0))
+        if point in _BEFORE_STEPS and not self._began:
             return
         for fault in self.faults:
             if fault not in self._struck and _strikes(fault, point, step):
                 self._struck.add(fault)
+                if point in OF_A_STEP:
+                    self._await_others(step)
                 if fault.kind not in _OF_THE_AGENT:  # which notes every worker that it strikes
                     self._note(fault, point, step)
                 self._strike(fault)
@@ -189,10 +208,17 @@ class WorkerInjector:
             due = fault.point is Point.GRADIENTS and fault.step == step and fault.reductions(of) == sums
             if due and fault not in self._struck:
                 self._struck.add(fault)
+                self._await_others(step)
                 self.means.wait_until_summed(self.witnesses, step, sums)
                 self._note(fault, Point.GRADIENTS, step)
                 self.means.wait_until_noted(self.fellows, step)
                 self._strike(fault)
+
+    def _await_others(self, step: int) -> None:
+        """All others are in the step, too: else it would be a loss in the step before, for those who are behind."""
+        assert self._driver is not None, "it is put around a driver"
+        plan, over = self._driver.protocol.plan, partial(getattr, self._driver, "superseded")
+        self.means.wait_until_begun([] if plan is None else [w for w in plan.workers if w != self.worker], step, over)
 
     def slow_down(self, step: int, duration_s: float) -> None:
         """Makes an operation that took ``duration_s`` last as long as a scheduled ``slow`` wants."""
@@ -228,6 +254,7 @@ def strike_worker(faults: WorkerFaults, driver: Driver) -> None:
         faults=faults.faults,
         means=OnThisProcess(log=driver.log),
         send=driver.send,
+        steps=faults.steps,
         witnesses=faults.witnesses,
         fellows=faults.fellows,
     )
