@@ -226,6 +226,18 @@ def test_finishing_is_not_lost_with_a_connection(running):
     assert set(running.commands(Save)) == set(PLAN.workers)
 
 
+def test_nobody_is_taken_up_once_the_last_to_come_back_says_that_all_is_over(running):
+    """Until it was back, nothing could be prepared for whoever has come meanwhile."""
+    running.give(died(W10)).statuses()
+    members = (W00, W01, W11)
+    running.give(*(Joined(worker=worker, generation=2) for worker in (W00, W01)))
+    running.give(*(Finished(worker=worker, generation=2, step=STEPS) for worker in (W00, W01)))
+    running.give(Closed(worker=W11, pid=1), Hello(worker=W10, pid=2))
+    assert running.commands(Install) == {}
+    running.back(W11, activity="finished", step=STEPS, generation=2)
+    assert (set(running.commands(Save)), running.commands(Install)) == (set(members), {})
+
+
 def test_a_worker_without_a_connection_is_lost_after_a_while(running):
     running.give(Closed(worker=W10, pid=1), now=5.0)
     assert running.give(Tick(), now=4.9 + DETACHED_GRACE_S).told == []

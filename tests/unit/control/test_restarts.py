@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from holdfast.control.membership import Phase, Restoring, Tick
+from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import Exited, Hello, Install, StartWorker, StateAt, StepDone
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
@@ -54,6 +55,15 @@ def test_all_load_the_newest_state_once_the_grid_is_whole_and_not_before():
     assert {to: (i.load, i.plan) for to, i in job.installs().items()} == dict.fromkeys(PLAN.workers, (NEWEST, PLAN))
     assert (job.state.phase, job.state.forming.wait_for_all) == (Phase.FORMING, False)
     assert job.statuses(4).state.phase is Phase.RUNNING
+
+
+def test_steps_that_were_gone_back_behind_are_not_counted_as_done():
+    """What answers the next loss is weighed by where all are, not by where they once were."""
+    job = Job()
+    job.give(StepDone(worker=W01, generation=job.state.generation, step=9, loss=1.0, omitted=False))
+    assert view_of(job.state, frozenset()).step == 10
+    job.give(died(W11)).give(Hello(worker=W11, pid=2)).statuses(4)
+    assert (job.state.last_step, view_of(job.state, frozenset()).step) == (3, 4)
 
 
 def test_who_dies_while_waited_for_is_started_again():

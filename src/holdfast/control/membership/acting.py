@@ -237,6 +237,7 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, lost_work=(), rest=None, left_out=frozenset()),
         restoring=state.restoring.over(),
+        last_step=state.forming.resume_step - 1,
     )
     resume = Resume(
         generation=state.generation,

@@ -192,5 +192,6 @@ def _resumed(
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, resume_step=step, votes=(), lost_work=(), rest=rest, left_out=frozenset()),
         restoring=state.restoring.over(),
+        last_step=step - 1,
     )
     return state, (Record(event=agreed), *(Tell(to=worker, command=each) for worker, each in resumes.items()))

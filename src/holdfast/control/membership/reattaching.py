@@ -31,8 +31,9 @@ def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         return recover(state)
     if worker in state.roster.arriving:
         return restore_if_whole(state) if state.phase is Phase.WAITING else change_members(state)
-    state, outputs = change_members(replace(state, reports=state.reports.of_joined(worker)))
-    return prefixed(outputs, on_finished(state, worker, hello.step) if hello.activity == "finished" else (state, ()))
+    state = replace(state, reports=state.reports.of_joined(worker))
+    state, outputs = on_finished(state, worker, hello.step) if hello.activity == "finished" else (state, ())
+    return prefixed(outputs, change_members(state))
 
 
 def _healed(state: Membership, worker: WorkerId, hello: Hello) -> bool:

@@ -179,7 +179,7 @@ class Membership:
         doubts: what time will tell.
         prospects: what was planned ahead.
         watch: who was heard of when.
-        last_step: the newest step that was reported done; -1 before the first.
+        last_step: the newest step that all who go on have behind them, as far as was told; -1 before the first.
         checkpoints: what is written of checkpoints.
         cadence: how often checkpoints are made, where that is set by what they cost; None where the job says it.
         preempted: whether the agent was told to end.
