@@ -218,12 +218,11 @@ class StageCosts:
 
     def times(self, factor: float) -> StageCosts:
         """Returns the costs of a worker that is so many times as slow; its memory is the same."""
-        forward, first, weight = factor * self.forward, factor * self.input, factor * self.weight
         return replace(
             self,
-            forward=forward,
-            input=first,
-            weight=weight,
+            forward=factor * self.forward,
+            input=factor * self.input,
+            weight=factor * self.weight,
             optimizer=factor * self.optimizer,
             split=factor * self.split,
         )

@@ -11,7 +11,7 @@ from holdfast.core.profile import LayerProfile, Link, Profile
 from holdfast.reproduce.facts import facts
 from holdfast.reproduce.found import Constant, Found, Item, Origin, Row
 from holdfast.reproduce.gpt3 import SHAPES, estimate
-from holdfast.reproduce.jobs import HOUR_S, MINUTE_S, Experiment, one_by_one
+from holdfast.reproduce.jobs import GAPS, HOUR_S, Experiment, fewer_and_fewer
 from holdfast.sim.failures import parse_failures
 from holdfast.sim.side_by_side import side_by_side
 
@@ -23,15 +23,14 @@ _COSTS = Constant(
     origin=Origin.MEASURED,
     why="seconds, and bytes per second, with processes of one machine (docs/benchmarks.md)",
 )
-_NODES, _LOSSES, _RUNS = 30, 15, 3
-_GAPS = {"6h": 6 * HOUR_S, "1h": HOUR_S, "10m": 10 * MINUTE_S}
+_RUNS = 3
 _OURS = {"GPT-3 Medium": (SHAPES[0], (6, 5, 8)), "GPT-3 6.7b": (SHAPES[2], (10, 3, 51))}
 """Of Oobleck's models: the profile that there is, and the grid of its rates that fits best (oobleck/rates)."""
 
 
 def of_oobleck(processes: int) -> Found:
     """Throughput while 15 of 30 nodes are lost one by one, as a share of that of all."""
-    cells = [(model, gap) for model in _OURS for gap in _GAPS]
+    cells = [(model, gap) for model in _OURS for gap in GAPS]
     with side_by_side(_shares, processes) as each:
         found = dict(zip(cells, each(cells), strict=True))
     printed, rates = facts("oobleck")["table2"]["rows"], facts("oobleck")["samples_per_s_by_nodes"]
@@ -40,7 +39,7 @@ def of_oobleck(processes: int) -> Found:
         for strategy, system in _BESIDE.items():
             share = None
             if system is not None:
-                share = printed[model][system.title()][list(_GAPS).index(gap)] / rates[system][model][-1]
+                share = printed[model][system.title()][list(GAPS).index(gap)] / rates[system][model][-1]
             beside = f", beside {system.title()}'s" if system else ""
             rows.append(
                 Row(
@@ -84,8 +83,7 @@ def _shares(cell: tuple[str, str]) -> dict[str, float]:
     """By strategy: which share of the whole grid's steps is made."""
     model, gap = cell
     shape, grid = _OURS[model]
-    experiment, every_s = Experiment(profile=estimate(shape), grid=grid), _GAPS[gap]
-    world = one_by_one(_NODES, every_s, _LOSSES * every_s, first_s=every_s, seed=model)
+    experiment, world = Experiment(profile=estimate(shape), grid=grid), fewer_and_fewer(GAPS[gap])
 
     def goodput(name: str) -> float:
         resilience = {"strategy": name, "wait_for_replacement": 1.0}  # in vain, as nobody comes

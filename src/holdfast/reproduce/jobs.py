@@ -20,9 +20,13 @@ from holdfast.sim.systems.rows import Facts
 from holdfast.sim.systems.system import System, simulate_system
 from holdfast.sim.world import Happening, Kind, World, check
 
-__all__ = ["HOUR_S", "MINUTE_S", "Experiment", "come_and_go", "one_by_one"]
+__all__ = ["GAPS", "HOUR_S", "MINUTE_S", "NODES", "Experiment", "come_and_go", "fewer_and_fewer", "one_by_one"]
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
+NODES = 30
+"""Oobleck's."""
+GAPS = {"6h": 6 * HOUR_S, "1h": HOUR_S, "10m": 10 * MINUTE_S}
+"""Between two losses, in seconds, by Oobleck's names of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,11 @@ def one_by_one(machines: int, every_s: float, lasts_s: float, *, first_s: float 
     while there and first_s + len(found) * every_s < lasts_s:
         found.append(Happening(at_s=first_s + len(found) * every_s, kind=Kind.LOST, machine=there.pop()))
     return check(World(machines=machines, happenings=tuple(found), lasts_s=lasts_s))
+
+
+def fewer_and_fewer(every_s: float) -> World:
+    """Return the world of Oobleck's table 2: of its nodes one is lost after each interval, until half of them are."""
+    return one_by_one(NODES, every_s, NODES // 2 * every_s, first_s=every_s)
 
 
 def come_and_go(rows: Iterable[Sequence[int]], begin_s: float, lasts_s: float, *, seed: str = "") -> World:

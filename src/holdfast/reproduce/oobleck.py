@@ -15,7 +15,7 @@ from holdfast.planning.templates.stages import StageTable
 from holdfast.reproduce.facts import facts
 from holdfast.reproduce.found import Constant, Found, Item, Origin, Row
 from holdfast.reproduce.gpt3 import SHAPES, estimate
-from holdfast.reproduce.jobs import HOUR_S, MINUTE_S, Experiment, come_and_go, one_by_one
+from holdfast.reproduce.jobs import GAPS, HOUR_S, MINUTE_S, NODES, Experiment, come_and_go, fewer_and_fewer
 from holdfast.sim.engine import Outcome
 from holdfast.sim.ledger import Part
 from holdfast.sim.systems.rows import Facts, oobleck, varuna
@@ -24,8 +24,6 @@ from holdfast.sim.world import World
 
 __all__ = ["ITEMS"]
 
-_NODES, _LOSSES = 30, 15
-_GAPS = {"6h": 6 * HOUR_S, "1h": HOUR_S, "10m": 10 * MINUTE_S}
 _LARGE, _MIDDLE, _BERT = "GPT-3 6.7b", "GPT-3 2.7b", "BERT-Large"
 
 _GOES_ON = "by the authors steps go on during restarts"
@@ -57,13 +55,13 @@ def _facts_of(system: str, model: str, *, restart_s: float, save_s: float) -> Fa
     rates, batch, fewest = known["samples_per_s_by_nodes"][system][model], known["batch"][model], known["fewest_nodes"]
 
     def step_s(machines: int) -> float | None:
-        rate = rates[min(machines, _NODES) - fewest] if machines >= fewest else 0.0
+        rate = rates[min(machines, NODES) - fewest] if machines >= fewest else 0.0
         return batch / rate if rate else None
 
-    healthy_s = step_s(_NODES)
+    healthy_s = step_s(NODES)
     assert healthy_s is not None, "all of them train"
     return Facts(
-        pipelines_of=(frozenset({0}),) * _NODES,
+        pipelines_of=(frozenset({0}),) * NODES,
         pipelines=1,
         job_s=healthy_s,
         healthy_s=healthy_s,
@@ -99,16 +97,11 @@ def _samples_per_s(of: tuple[System, Facts], world: World, model: str) -> float:
 
 def _become(of: tuple[System, Facts], world: World) -> Outcome:
     system, known = of
-    return simulate_system(system, world, places=_NODES, healthy_s=known.healthy_s)
-
-
-def _fewer_and_fewer(every_s: float) -> World:
-    """30 nodes, of which one is lost after each interval, until the fifteenth is."""
-    return one_by_one(_NODES, every_s, _LOSSES * every_s, first_s=every_s)
+    return simulate_system(system, world, places=NODES, healthy_s=known.healthy_s)
 
 
 def _cell(model: str, gap: str, printed: float, name: str, of: Callable[..., tuple[System, Facts]]) -> Row:
-    world = _fewer_and_fewer(_GAPS[gap])
+    world = fewer_and_fewer(GAPS[gap])
     still, moving = (_samples_per_s(of(model, stall=stall), world, model) for stall in (1.0, 0.0))
     return Row(
         what=f"{model}, {gap}: {name}",
@@ -125,8 +118,8 @@ def table2(processes: int) -> Found:
     rows = []
     for model, printed in facts("oobleck")["table2"]["rows"].items():
         for name, of in (("Oobleck", _oobleck), ("Varuna", _varuna)):
-            rows += [_cell(model, gap, printed[name][column], name, of) for column, gap in enumerate(_GAPS)]
-    world = _fewer_and_fewer(_GAPS["10m"])
+            rows += [_cell(model, gap, printed[name][column], name, of) for column, gap in enumerate(GAPS)]
+    world = fewer_and_fewer(GAPS["10m"])
     ours, theirs = (_samples_per_s(of(_LARGE), world, _LARGE) for of in (_oobleck, _varuna))
     moving = _samples_per_s(_varuna(_LARGE, stall=0.0), world, _LARGE)
     rows.append(
@@ -160,7 +153,7 @@ def table4(processes: int) -> Found:
     rows = [
         _cell(model, gap, printed["Varuna no ckpt"][column], "Varuna without cost of checkpoints", _free)
         for model, printed in facts("oobleck")["table4"]["rows"].items()
-        for column, gap in enumerate(_GAPS)
+        for column, gap in enumerate(GAPS)
     ]
     return Found(
         rows=tuple(rows),
@@ -269,7 +262,7 @@ def _fits(
             computed = [1 / (count // depth) for count in nodes]
         else:
             shape, total = _OURS[model]
-            grid = (_NODES // depth, depth, round(total / (_NODES // depth)))
+            grid = (NODES // depth, depth, round(total / (NODES // depth)))
             of_templates = Experiment(profile=estimate(shape), grid=grid).facts.of_templates
             computed = [found for count in nodes if (found := of_templates(count)) is not None]
         yield depth, _fit(computed, steps)
@@ -353,10 +346,10 @@ def figure11(processes: int) -> Found:
     rows, shown = [], {}
     for model in (_BERT, _LARGE):
         for name, of in (("Oobleck", _oobleck), ("Varuna", _varuna)):
-            for gap, every_s in _GAPS.items():
-                found = _become(of(model), _fewer_and_fewer(every_s))
+            for gap, every_s in GAPS.items():
+                found = _become(of(model), fewer_and_fewer(every_s))
                 shown[f"{_SHORT[model]}, {gap}: {name}"] = _percent(found.parts, found.seconds)
-    worst = _become(_varuna(_LARGE), _fewer_and_fewer(_GAPS["10m"]))
+    worst = _become(_varuna(_LARGE), fewer_and_fewer(GAPS["10m"]))
     least = min(share["useful"] for name, share in shown.items() if name.endswith("Oobleck"))
     rows = [
         Row(what="Oobleck: useful, at least", printed=75.0, ours=least, unit="%", within=0.0, less_is_better=False),
