@@ -141,6 +141,7 @@ def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str,
 
 
 def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
+    from holdfast.config.laying_out import sums_of
     from holdfast.core.instructions import Reduce, Send
     from holdfast.core.lower import lower
     from holdfast.runtime.engine.build import build_stage, probe
@@ -158,7 +159,8 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
                 spec = parts.boundaries[instruction.boundary - 1] if instruction.boundary else parts.vote
                 point += num_bytes(spec) + _HEADER_BYTES
             elif isinstance(instruction, Reduce):
-                size = parts.stage.message(instruction.reduction.layers, 0).nbytes
+                of_each = parts.stage.message_size(instruction.reduction.layers)
+                size = of_each.header + sums_of(job) * of_each.part
                 messages += size
                 ring += _ring(size, len(instruction.reduction.workers))
         found[str(worker)] = _traffic(point, messages, ring)

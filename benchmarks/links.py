@@ -2,7 +2,7 @@
 turns: latency and processor time.
 
 One worker sends a message to another, which sends it back: half of that is the latency of a message. Then 2 to 8
-workers sum 64-bit integers, as the exact numerics do, one sum after another. Processor time is that of all together.
+workers sum float32 numbers, one part each, one sum after another. Processor time is that of all together.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
+from holdfast.core.summing import Contribution, Total, plain
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, SumKey
@@ -176,9 +177,10 @@ class _ProcessGroup:
         tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
         return _Work(self._dist.irecv(tensor, peer.pipeline), tensor)
 
-    def all_reduce(self, key: SumKey, tensor: Any) -> _Work:
-        total = tensor.clone()
-        return _Work(self._dist.all_reduce(total, async_op=True), total)
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> _Sum:
+        (part,) = contribution.parts
+        total = part.clone()
+        return _Sum(self._dist.all_reduce(total, async_op=True), total)
 
     def drain(self) -> None:
         """What was sent last was answered."""
@@ -193,6 +195,13 @@ class _Work:
     def wait(self) -> Any:
         self._work.wait()
         return self._tensor
+
+
+class _Sum(_Work):
+    """A sum of torch's, as links have it."""
+
+    def wait(self) -> Any:
+        return Total(super().wait(), ())
 
 
 def _messages(
@@ -231,9 +240,9 @@ def _sums(transport: Any, workers: tuple[WorkerId, ...], size: int, seconds: flo
     deadline = time.perf_counter() + seconds
     while True:
         start = time.perf_counter()
-        value = torch.zeros(size // 8, dtype=torch.int64)
+        value = torch.zeros(size // 4)
         value[0] = int(start < deadline)
-        total = transport.all_reduce(SumKey(1, size << 24 | step, reduction), value).wait()
+        total = transport.all_reduce(SumKey(1, size << 24 | step, reduction), plain(value)).wait().total
         times.append(time.perf_counter() - start)
         step += 1
         if int(total[0]) < len(workers):

@@ -30,7 +30,7 @@ from holdfast.telemetry.events import WorkerReady, read_events
 from measure import Recorder, interval, print_table, progress, time_limit
 
 PLAIN = 16.0
-TARGETS = {("exact", "shadow"): 42.0, ("exact", "undo"): 30.0, ("fast", "shadow"): 32.0, ("fast", "undo"): 21.0}
+TARGETS = {("exact", "shadow"): 36.0, ("exact", "undo"): 26.0, ("fast", "shadow"): 36.0, ("fast", "undo"): 26.0}
 _SMALL = 16  # the width of the model whose workers are taken for the process itself
 
 

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,7 +27,6 @@ from holdfast.config.load import dump_job, parse_job
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
-from holdfast.optim.accumulate import Numerics
 from holdfast.runtime.node.signals import Interrupted
 from holdfast.runtime.train import train
 from holdfast.telemetry.events import Installed, StepOps, read_events
@@ -161,7 +160,7 @@ def _run(recorder: Recorder, name: str, repetition: int, options: argparse.Names
     return row
 
 
-def run_holdfast(numerics: Numerics) -> Runner:
+def run_holdfast(numerics: Literal["exact", "fast"]) -> Runner:
     """Returns what trains with Holdfast on a grid of 3 x 1."""
 
     def run(job: Job, directory: Path, options: argparse.Namespace, kill: bool) -> Outcome:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
 from holdfast.models import convnet
@@ -100,7 +101,6 @@ class _Run:
             loss=convnet.loss,
             optimizer=OPTIMIZERS[name],
             lr_scale=lambda _: 1.0,
-            numerics="exact",
             seed=seed,
             num_microbatches=options.microbatches,
             load=self._loader(Subset(digits, order[:TRAINED])),
@@ -130,7 +130,7 @@ class _Run:
             self._stage.forward(step, microbatch, None)
             self._stage.backward(OpKind.B, step, microbatch, None)
         for reduction in self._stage.reductions:
-            self._stage.accept(reduction, self._stage.message(reduction))
+            self._stage.accept(reduction, add_up([self._stage.message(reduction)]))
         self._stage.conclude(self._stage.vote())
         for layer in self._stage.layers:
             self._stage.update(layer)

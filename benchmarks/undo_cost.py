@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.models import gpt
 from holdfast.optim.committed import CommittedLayer, copied, copied_entry
 from holdfast.optim.factory import OptimizerFactory, make_optimizer
@@ -192,7 +193,6 @@ def _stage(factory: OptimizerFactory, microbatches: int, commit: CommitMethod) -
         loss=model.loss,
         optimizer=factory,
         lr_scale=lambda _: 1.0,
-        numerics="fast",
         seed=0,
         num_microbatches=microbatches,
         load=lambda *_: (window[:, :-1].contiguous(), window[:, 1:].contiguous()),
@@ -205,7 +205,7 @@ def _run(stage: Stage, step: int, microbatches: int) -> None:
         stage.forward(step, microbatch, None)
         stage.backward(OpKind.B, step, microbatch, None)
     for reduction in stage.reductions:
-        stage.accept(reduction, stage.message(reduction))
+        stage.accept(reduction, add_up([stage.message(reduction)]))
     stage.conclude(stage.vote())
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.summing import Contribution, Total
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.data.items import spec_of
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
@@ -24,7 +25,7 @@ class MemoryHub:
     """What connects the memory transports of one process: mail, the dead, and a lock."""
 
     def __init__(self) -> None:
-        self.mail: Mail[torch.Tensor] = Mail(copy=torch.clone)
+        self.mail: Mail[torch.Tensor] = Mail()
         self.dead: set[WorkerId] = set()
         self.changed = threading.Condition()
 
@@ -80,15 +81,15 @@ class MemoryTransport:
 
         return _Receiving(take, lambda: self._hub.mail.collect(key, peer, self._worker))
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> _Summing:
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> _Summing:
         """See Transport.all_reduce."""
         members = key.reduction.workers
         with self._hub.changed:
             self._refuse_stale()
-            self._hub.mail.contribute(key, self._worker, tensor.clone())
+            self._hub.mail.contribute(key, self._worker, contribution)
             self._hub.changed.notify_all()
 
-        def total() -> torch.Tensor | None:
+        def total() -> Total | None:
             return self._hub.mail.total(key, members)
 
         return _Summing(lambda: self._wait(set(members), total), total)
@@ -125,10 +126,10 @@ class MemoryTransport:
 
 
 class _Waiting:
-    def __init__(self, take: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, take: Callable[[], Any]) -> None:
         self._take = take
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Any:
         return self._take()
 
 
@@ -139,7 +140,7 @@ class _Receiving(_Waiting):
 
 
 class _Summing(_Waiting):
-    def __init__(self, take: Callable[[], torch.Tensor], total: Callable[[], torch.Tensor | None]) -> None:
+    def __init__(self, take: Callable[[], Total], total: Callable[[], Total | None]) -> None:
         super().__init__(take)
         self._total = total
 

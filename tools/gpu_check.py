@@ -282,7 +282,8 @@ def fold() -> None:
     """Whether sums on the GPU have the bits of those on the host, of ordinary and of odd numbers."""
     import torch
 
-    from holdfast.optim.accumulate import Layout, make_accumulator
+    from holdfast.core.summing import add_up
+    from holdfast.optim.accumulate import Accumulator, Layout
 
     size = 1 << 24
     layout = Layout(layers=(0,), shapes=((size,),), num_microbatches=4, record_width=0)
@@ -291,29 +292,25 @@ def fold() -> None:
     given[3][: size // 2] = torch.randint(1, 1 << 22, (size // 2,), generator=generator, dtype=torch.int32).view(
         torch.float32
     )  # numbers below the smallest normal one
-    messages, means, norms = [], [], []
+    parts, means, norms = [], [], []
     for name in ("cpu", "cuda"):
         where = torch.device(name)
-        sums = make_accumulator("exact", layout, where)
+        sums = Accumulator(layout, where)
         for number, each in enumerate(given):
             sums.add(0, number, [each.to(where)])
         message = sums.message()
-        messages.append(message.cpu())
-        reduced = sums.decode(message)
+        parts.append(message.parts[0].cpu())
+        reduced = sums.decode(add_up([message]))
         means.append(reduced.gradients[0].cpu())
         norms.append(reduced.squared_norm)
     tell(
         "fold",
-        message=torch.equal(*messages),
+        sums=torch.equal(*[each.view(torch.int32) for each in parts]),
         means=torch.equal(*[each.view(torch.int32) for each in means]),
         norms=norms[0] == norms[1],
     )
     one, other = (torch.randn(size, generator=generator) * 10.0 ** torch.randint(-40, 30, (size,)) for _ in range(2))
     tell("fold", float32_sums=torch.equal(one + other, (one.cuda() + other.cuda()).cpu()))
-    tell(
-        "fold",
-        int64_sums=torch.equal(messages[0] * 3 + messages[1], (messages[0].cuda() * 3 + messages[1].cuda()).cpu()),
-    )
 
 
 def sums() -> None:
@@ -332,9 +329,8 @@ def sums() -> None:
     total = sum(p.numel() for p in parameters)
     layout = Layout(layers=(0,), shapes=tuple(tuple(p.shape) for p in parameters), num_microbatches=64, record_width=0)
     gradients = [torch.randn_like(p) * 1e-3 for p in parameters]
-    found: dict[str, Any] = {"parameters": total, "floor_add_ms": round(total * 20 / 4.2e12 * 1e3, 3)}
-    for numerics in ("exact", "fast"):
-        found |= _sums_of(numerics, layout, gradients)
+    found: dict[str, Any] = {"parameters": total, "floor_add_ms": round(total * 12 / 4.2e12 * 1e3, 3)}
+    found |= _sums_of(layout, gradients)
     layer = ShadowedLayer(0, module, make_optimizer("adamw", lr=1e-4))
     found["update_ms"] = timed(partial(layer.update, dict(zip(layer.trainable, gradients, strict=True)), 1.0), rounds=5)
     for name in ("fused", "foreach"):
@@ -343,61 +339,26 @@ def sums() -> None:
             parameter.grad = gradient
         found[f"{name}_adamw_ms"] = timed(optimizer.step, rounds=5)
     tell("sums", **found)
-    tell("sums", **_fused_sums(torch.cat([each.reshape(-1) for each in gradients])))
 
 
-def _sums_of(numerics: Any, layout: Any, gradients: Sequence[Any]) -> dict[str, float]:
+def _sums_of(layout: Any, gradients: Sequence[Any]) -> dict[str, float]:
     import torch
 
-    from holdfast.optim.accumulate import make_accumulator
+    from holdfast.core.summing import add_up
+    from holdfast.optim.accumulate import Accumulator
 
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    accumulator = make_accumulator(numerics, layout, torch.device("cuda"))
+    accumulator = Accumulator(layout, torch.device("cuda"))
     numbers = iter(range(64))
     found = {"add_ms": timed(lambda: accumulator.add(0, next(numbers), gradients), rounds=8)}
     for each in numbers:
-        accumulator._counts[0, each] += 1
+        accumulator.add(0, each, gradients)
     found["message_ms"] = timed(accumulator.message, rounds=3)
-    found["decode_ms"] = timed(partial(accumulator.decode, accumulator.message()), rounds=5)
-    found["peak_bytes_per_parameter"] = torch.cuda.max_memory_allocated() / sum(layout.sizes)
-    return {f"{numerics}_{name}": round(each, 3) for name, each in found.items()}
-
-
-def _fused_sums(gradient: Any) -> dict[str, Any]:
-    """The same sum in one kernel, made by torch's compiler, and by its kernels from text; and in plain operations."""
-    import torch
-
-    integers = torch.zeros(gradient.numel(), dtype=torch.int64, device="cuda")
-    doubles = torch.zeros(gradient.numel(), dtype=torch.float64, device="cuda")
-    scratch = torch.empty_like(gradient)
-
-    def plain() -> None:
-        doubles.add_(torch.mul(gradient, 2.0**40, out=scratch).round_())
-
-    @torch.compile
-    def compiled(into: Any, values: Any) -> None:
-        into.add_((values * 2.0**40).round().to(torch.int64))
-
-    text = "template <typename T> T add(T sum, T value) { return sum + rint(value * T(1099511627776.0)); }"
-    jitted = torch.cuda.jiterator._create_jit_fn(text) if hasattr(torch.cuda.jiterator, "_create_jit_fn") else None
-    found: dict[str, Any] = {"largest_ms": timed(lambda: torch.stack(torch.aminmax(gradient)).tolist(), rounds=5)}
-    ways: dict[str, Callable[[], Any]] = {"plain": plain, "compiled": lambda: compiled(integers, gradient)}
-    if jitted is not None:
-        ways["jitted"] = lambda: jitted(doubles, gradient)
-    wanted = (gradient * 2.0**40).round().to(torch.int64)
-    for name, way in ways.items():
-        try:
-            integers.zero_()
-            doubles.zero_()
-            got = way()
-            got = got if got is not None else integers if name == "compiled" else doubles
-            found[f"{name}_equal"] = torch.equal(got.to(torch.int64), wanted)
-            found[f"{name}_ms"] = timed(way, rounds=5)
-        except Exception as error:  # noqa: BLE001 - no compiler is no failure of ours
-            found[name] = f"{type(error).__name__}: {error}"[:200]
-    return found
+    found["decode_ms"] = timed(lambda: accumulator.decode(add_up([accumulator.message()])), rounds=5)
+    found["peak_bytes_per_parameter"] = torch.cuda.max_memory_allocated() / layout.length
+    return {name: round(each, 3) for name, each in found.items()}
 
 
 _CHILD = """

@@ -16,6 +16,7 @@ from tests.waiting import LIMIT_S, until
 
 from holdfast.core.ids import MicroBatch, WorkerId
 from holdfast.core.instructions import Payload, Receive, Reduction
+from holdfast.core.summing import SumSize
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.transport.links.handshake import dialing
@@ -594,7 +595,8 @@ def test_two_steps_of_a_plan_may_come_before_they_are_asked_for(links):
     """Its sums too, in parts; what was asked for leaves room for what comes after it."""
     size = 300_000
     peers = a, b, c = [links.start(worker) for worker in (A, B, C)]
-    build(peers, 1, None, expected((0, 1000), (1, 1000), sums=((Reduction((0,), (A, B, C)), 8 * size),)))
+    sums = ((Reduction((0,), (A, B, C)), SumSize(header=0, part=8 * size)),)
+    build(peers, 1, None, expected((0, 1000), (1, 1000), sums=sums))
     for step in range(3):
         for peer in (a, c):
             peer.do("reduce", f"sum {step}", (A, B, C), "int64", [step] * size, 0, 1, step)
@@ -783,7 +785,7 @@ def test_what_is_sent_is_counted(links):
     exchange(a, b, 1, range(100))
     sums = [peer.call("sum", (A, B, C), "int64", [1] * 50, 0, 1) for peer in peers]
     assert all(each.result() == ("int64", [3] * 50) for each in sums)
-    assert [peer.do("sent") for peer in peers] == [(800, 800), (800, 800), (0, 800)]
+    assert [peer.do("sent") for peer in peers] == [(800, 808), (800, 808), (0, 808)], "a part, and a header of 4 bytes"
     sums = [peer.call("sum", (A, B, C), "int64", [1] * 300_000, 1, 1) for peer in peers]
     assert all(each.result()[1][0] == 3 for each in sums)
-    assert [peer.do("sent")[1] - 800 for peer in peers] == [2 * 2 * 800_000] * 3, "two shares, and ours to two others"
+    assert [peer.do("sent")[1] - 816 for peer in peers] == [2 * 2 * 800_000] * 3, "two shares, and ours to two others"

@@ -111,6 +111,33 @@ def test_long_sums_have_the_same_bits_for_all(cluster, dtype, unit, count):
     assert first[::997] == pytest.approx(expected, rel=0.02)
 
 
+SHARED = [((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)), ((7, 3, 11), (), (0, 1, 2, 4, 5, 6, 8, 9, 10))]
+"""Who has which of 12: neighbours, or anything."""
+
+
+@pytest.mark.parametrize("size", [7, 300_000])
+@pytest.mark.parametrize("shared", SHARED)
+def test_sums_of_gradients_have_the_bits_of_one_worker_alone(cluster, size, shared):
+    """Of contributions of several parts, of one and of none; also of those that come before they are asked for."""
+    peers = a, b, c = built(cluster, A, B, C)
+    a.do("reduce_gradients", "alone", (A,), size, 12, range(12), 1)
+    a.do("reduce_gradients", "sum", (A, B, C), size, 12, shared[0])
+    c.do("reduce_gradients", "sum", (A, B, C), size, 12, shared[2])
+    b.do("reduce_gradients", "sum", (A, B, C), size, 12, shared[1])
+    alone = a.do("wait", "alone")
+    assert [peer.do("wait", "sum") for peer in peers] == [alone] * 3
+
+
+@pytest.mark.parametrize("size", [7, 300_000])
+def test_what_makes_no_sum_is_told_to_all(cluster, size):
+    peers = built(cluster, A, B, C)
+    for peer, numbers in zip(peers, ((0, 1), (1, 2), (3,)), strict=True):
+        peer.do("reduce_gradients", "sum", (A, B, C), size, 4, numbers)
+    for peer in peers:
+        error = peer.call("wait", "sum").error()
+        assert "layer 0 counts micro-batch 1 2 times" in str(error)
+
+
 def test_a_sum_tells_when_it_is_there(cluster):
     a, b = built(cluster, A, B)
     a.do("reduce", "sum", (A, B), "int64", [1])

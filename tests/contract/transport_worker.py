@@ -14,7 +14,9 @@ import torch
 from holdfast.config.job import Tls
 from holdfast.control.tls import link_contexts
 from holdfast.core.instructions import Reduction
+from holdfast.core.summing import Total, plain
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.optim.accumulate import Accumulator, Layout
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import SumKey
 
@@ -43,10 +45,19 @@ class Calls:
     def reduce(self, name, members, dtype, values, layer=0, generation=1, step=0):
         self._arguments[name] = torch.tensor(values, dtype=getattr(torch, dtype))
         key = SumKey(generation, step, Reduction((layer,), members))
-        self._handles[name] = self._transport.all_reduce(key, self._arguments[name])
+        self._handles[name] = self._transport.all_reduce(key, plain(self._arguments[name]))
+
+    def reduce_gradients(self, name, members, size, of, microbatches, layer=0):
+        """Contributes gradients of some of the micro-batches of a step, of so many numbers each."""
+        sums = Accumulator(Layout(layers=(layer,), shapes=((size,),), num_microbatches=of, record_width=0))
+        for number in microbatches:
+            sums.add(layer, number, [torch.randn(size, generator=torch.Generator().manual_seed(number))])
+        key = SumKey(1, 0, Reduction((layer,), members))
+        self._handles[name] = self._transport.all_reduce(key, sums.message())
 
     def wait(self, name):
         found = self._handles.pop(name).wait()
+        found = found.total if isinstance(found, Total) else found
         return str(found.dtype).removeprefix("torch."), found.tolist()
 
     def kept(self, name):

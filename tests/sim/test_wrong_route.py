@@ -10,6 +10,7 @@ import torch
 from holdfast.config.load import parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import LedgerError
 from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.settings.planning import healthy_plan
@@ -34,11 +35,11 @@ def one_step(route: dict[int, int]) -> list[str]:
         first.backward(OpKind.B, 0, microbatch, second.backward(OpKind.B, 0, taken_for, None).clone())
     for stage in (first, second):
         for layer in stage.layer_steps():
-            stage.accept((layer,), stage.message((layer,)))
+            stage.accept((layer,), add_up([stage.message((layer,))]))
     for tie in found.ties:
-        total = first.message(tie) + second.message(tie)
+        summed = add_up([first.message(tie), second.message(tie)])
         for stage in (first, second):
-            stage.accept(tie, total.clone())
+            stage.accept(tie, summed)
     verdict = first.merge_votes(first.vote(), second.vote())
     digests = []
     for stage in (first, second):

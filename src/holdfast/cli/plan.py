@@ -21,6 +21,7 @@ from holdfast.core.placement import LayerRange, home_placement, regular_placemen
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, Profile, costs_from_profile, parse_costs, unit_costs
 from holdfast.core.routes import home_routes, reroute
+from holdfast.core.sum_order import most_held
 from holdfast.core.validate import validate
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.costed_grid import CostedGrid
@@ -340,9 +341,9 @@ def _read(args: argparse.Namespace, job: Job | None) -> _Task:
     if job is not None:
         args.grid = args.grid or (len(job.grid.depths), job.grid.depths[0])
         args.microbatches = args.microbatches or job.grid.batch.counts[0]
-    num_pipelines, num_stages, microbatches = _checked_grid(args.grid, args.microbatches)
+    shape = num_pipelines, num_stages, microbatches = _checked_grid(args.grid, args.microbatches)
     profile = load_profile(args.profile) if args.profile else None
-    costs, stages = _given(args, num_stages) if profile is None else _profiled(args, job, profile, num_stages)
+    costs, stages = _given(args, num_stages) if profile is None else _profiled(args, job, profile, shape)
     grid = CostedGrid(
         pipelines=num_pipelines,
         stages=stages,
@@ -416,7 +417,7 @@ def _given(args: argparse.Namespace, num_stages: int) -> tuple[Costs, tuple[Laye
 
 
 def _profiled(
-    args: argparse.Namespace, job: Job | None, profile: Profile, num_stages: int
+    args: argparse.Namespace, job: Job | None, profile: Profile, grid: tuple[int, int, int]
 ) -> tuple[Costs, tuple[LayerRange, ...]]:
     """Returns the costs of a profile, in seconds and bytes, and the stages into which it is cut best."""
     for flag in ("costs", "comm", "optimizer_cost", "split_cost"):
@@ -433,7 +434,8 @@ def _profiled(
         )
     room = None if args.memory is None else _bytes(args.memory)
     copies = 1 if job is not None and job.resilience.commit == "undo" else 2
-    sums = 1 if job is not None and job.train.numerics == "fast" else 2
+    num_pipelines, num_stages, microbatches = grid
+    sums, _ = most_held((microbatches,) * num_pipelines)
     costs = costs_from_profile(profile, capacity_bytes=room, copies=copies, sums=sums)
     return costs, balanced_stages(costs, num_stages)
 

@@ -63,7 +63,7 @@ def add_templates_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
         help="copies of the state: 2 with a shadow; default: 1",
     )
     parser.add_argument(
-        "--sums", type=whole_number(1), metavar="N", help="gradients, in parameters: 2 if exact; default: 1"
+        "--sums", type=whole_number(1), metavar="N", help="sums of gradients, in sizes of the parameters; default: 1"
     )
     parser.add_argument(
         "--activation-checkpointing",

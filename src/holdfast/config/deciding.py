@@ -15,9 +15,14 @@ import msgspec
 from holdfast.config.job import Job, PipelineLayout
 from holdfast.core.placement import split_evenly
 
-__all__ = ["GLOBAL_BATCH", "Difference", "compare", "compare_told", "covers", "deciding", "shown", "spelled"]
+__all__ = ["GLOBAL_BATCH", "SUMS", "Difference", "compare", "compare_told", "covers", "deciding", "shown", "spelled"]
 
 GLOBAL_BATCH = "grid.pipelines x grid.microbatches"
+SUMS = "train.sums"
+"""How gradients are added up where that decides bits: no key of the job file, but one that may differ by name."""
+_SUMS_NOW = "float32, in the order of the micro-batches"
+_SUMS_BEFORE = "whole numbers of 64 bits"
+"""What no checkpoint said as long as exact ones were no others."""
 
 _NEVER = (
     "name",
@@ -84,7 +89,7 @@ def deciding(job: Job) -> dict[str, Any]:
     if job.optimizer.schedule == "constant":
         left_out += ("train.steps",)
     values = {path: value for path, value in _flat(tree) if not covers(left_out, path)}
-    return {**values, GLOBAL_BATCH: job.global_microbatches}
+    return {**values, SUMS: _SUMS_NOW, GLOBAL_BATCH: job.global_microbatches}
 
 
 def compare(saved: Mapping[str, Any], job: Job) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
@@ -207,6 +212,8 @@ def _arguments(path: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _default(path: str, job: Job) -> Any:
     """What a key means where it is not there; UNSET if it must be there."""
+    if path == SUMS:
+        return _SUMS_BEFORE if job.train.numerics == "exact" else _SUMS_NOW
     section, _, key = path.partition(".")
     holder, name = (getattr(job, section), key) if key else (job, section)
     field = next((each for each in msgspec.structs.fields(holder) if each.name == name), None)

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.config.job import Grid, Job, PipelineLayout
 from holdfast.config.profiles import load_profile
 from holdfast.core.profile import Profile
+from holdfast.core.sum_order import most_held
 from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.templates.instances import best_instance
 from holdfast.planning.templates.mapping import best_templates
@@ -16,13 +17,20 @@ __all__ = ["held_in", "laid_out", "stages_in", "sums_of"]
 
 
 def sums_of(job: Job) -> int:
-    """Returns how many sizes of the parameters sums of gradients take: exact ones have float64 for float32."""
-    return 2 if job.train.numerics == "exact" else 1
+    """Returns how many parts a worker contributes to sums of gradients, each of the size of the parameters."""
+    return _most_held(job)[1]
 
 
 def held_in(job: Job) -> tuple[int, int]:
     """Returns how often a worker holds parameters and optimizer state, and how many sizes of these its sums take."""
-    return 2 if job.resilience.commit == "shadow" else 1, sums_of(job)
+    return 2 if job.resilience.commit == "shadow" else 1, _most_held(job)[0]
+
+
+def _most_held(job: Job) -> tuple[int, int]:
+    """Where the pipelines are still to be found, as of the one that would have most."""
+    if job.grid.workers is not msgspec.UNSET:
+        return most_held((job.grid.global_microbatches or 1,))
+    return most_held(job.grid.batch.counts, tuple(map(max, job.lanes)))
 
 
 def stages_in(job: Job, profile: Profile) -> StageTable:

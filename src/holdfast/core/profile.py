@@ -430,7 +430,7 @@ def costs_from_profile(
         profile: what was measured.
         capacity_bytes: memory of a worker, for its layers' state and its micro-batches; None: no limit.
         copies: how often parameters and optimizer state are held: twice, or once if steps are undone.
-        sums: memory for sums of gradients, in sizes of the parameters: 2 for exact ones of float32, else 1.
+        sums: memory for sums of gradients, in sizes of the parameters: see `holdfast.core.sum_order.most_held`.
     """
 
     def row(value: Callable[[LayerProfile], float]) -> tuple[float, ...]:

@@ -1,62 +1,48 @@
-"""Sums of gradients over micro-batches with a ledger of what was added, as one flat message per reduction.
+"""Sums of gradients over micro-batches, in a fixed order, with a ledger of what was added.
 
 A *reduction* is what the owners of some layers sum: one layer's own parameters, or the weights tied between several.
-Its message is a 1-D tensor, int64 for ``exact`` and float32 for ``fast``:
+What a worker has of it are partial sums (`holdfast.core.sum_order`), each a float32 tensor of the gradients of all its
+parameters in order. Additions are made in the order that the micro-batches have, whoever has computed them, so the sum
+has the same bits for any workers. Its contribution to the sum of all owners are its parts, and a header:
 
-    [ sums of the parameters in order
-    | per parameter: how many gradients were added
-    | how many contributions were not finite or out of range, how many owners dissent from what the next step brings
-    | per (layer of the reduction, micro-batch): how often it was counted
-    | per micro-batch: a record of fixed size, zero where another worker computed it ]
+    [ how many owners dissent from what the next step brings, how many parts and records follow: int32
+    | per part: the place of its layer in the reduction, its first micro-batch, the one behind its last: int32
+    | the micro-batches that records follow of: int32
+    | their records: float32
+    | per parameter: whether it had a gradient: uint8 ]
 
-Messages of all owners are summed element by element. Then every count of the ledger must be 1.
-
-``exact`` rounds each gradient to a multiple of 2^-40 and sums integers, so neither order nor owner can change the sum.
-``fast`` sums in float32. Both sum a micro-batch's gradients whole: half-batches would differ already.
+The parts of all owners are the ledger: each micro-batch of each layer must be in exactly one of them.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
+import numpy
 import torch
 from torch import Tensor
 
+from holdfast.core.ids import Interval
+from holdfast.core.sum_order import SumOrder
+from holdfast.core.summing import Contribution, SumSize, Told, Total
 from holdfast.devices.fresh import fresh
 from holdfast.errors import ConfigError, InternalError, LedgerError
 
-__all__ = [
-    "Accumulator",
-    "ExactAccumulator",
-    "FastAccumulator",
-    "Layout",
-    "Numerics",
-    "QueuedAccumulator",
-    "Reduced",
-    "check_dtype",
-    "make_accumulator",
-    "present",
-]
+__all__ = ["Accumulator", "Layout", "Reduced", "check_dtype", "present"]
 
-Numerics: TypeAlias = Literal["exact", "fast"]
-
-_SCALE_BITS = 40
-_RANGE_BITS = 62
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PARTIAL_BITS = 52  # of float64's 53: whole numbers that add up to less stay exact, with a bit to spare for rounding
 _LEFT_OUT = 0x7FC0_1EF7  # bits of a float32 that is no number and that no computation gives
 _BLOCK = 1 << 18  # elements that stay in a CPU's cache from one operation to the next
 _LARGE_BLOCK = 1 << 26  # elements that are worth a call of an accelerator, and take no more memory than need be
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Layout:
-    """Where what stands in a reduction's message.
+    """What a reduction sums.
 
     Attributes:
         layers: the layers of the reduction, ascending.
@@ -70,27 +56,34 @@ class Layout:
     num_microbatches: int
     record_width: int
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of elements of each parameter."""
         return [torch.Size(shape).numel() for shape in self.shapes]
 
-    @property
-    def sections(self) -> list[int]:
-        """Lengths of the five parts of the message."""
-        n = self.num_microbatches
-        return [sum(self.sizes), len(self.shapes), 2, len(self.layers) * n, n * self.record_width]
+    @cached_property
+    def length(self) -> int:
+        """Elements of the sum."""
+        return sum(self.sizes)
+
+    @cached_property
+    def order(self) -> SumOrder:
+        """The order of the additions."""
+        return SumOrder.of(self.num_microbatches)
 
     @property
-    def length(self) -> int:
-        """Elements of the message."""
-        return sum(self.sections)
+    def sum_size(self) -> SumSize:
+        """How much an owner contributes at most: all micro-batches one by one, if they came in the worst order."""
+        records = self.num_microbatches * self.record_width
+        pairs = len(self.layers) * self.num_microbatches
+        numbers = 3 + 3 * pairs + self.num_microbatches + records
+        return SumSize(header=4 * numbers + len(self.shapes), part=4 * self.length, parts=pairs)
 
     @property
     def packed_bytes(self) -> int:
         """How long a packed sum is."""
         records = self.num_microbatches * self.record_width
-        return 8 * (2 + len(self.shapes)) + 4 * (sum(self.sizes) + records)
+        return 8 * (2 + len(self.shapes)) + 4 * (self.length + records)
 
     def pack(self, reduced: Reduced) -> Tensor:
         """Return a sum as bytes, all bits of it but who dissents: uint8.
@@ -123,23 +116,24 @@ class Layout:
             data, [8, 8 * (1 + len(self.shapes)), data.numel() - 8 * (2 + len(self.shapes))]
         )
         finite, *has = flags.clone().view(torch.int64).tolist()
-        *found, records = torch.split(numbers.clone().view(torch.float32), [*self.sizes, self.sections[-1]])
+        records = self.num_microbatches * self.record_width
+        *found, rows = torch.split(numbers.clone().view(torch.float32), [*self.sizes, records])
         pieces = zip(found, self.shapes, has, strict=True)
         return Reduced(
             gradients=tuple(piece.view(shape).to(device) if there else None for piece, shape, there in pieces),
             finite=bool(finite),
             squared_norm=float(norm.clone().view(torch.float64).item()),
-            records=records.view(self.num_microbatches, self.record_width).to(device),
+            records=rows.view(self.num_microbatches, self.record_width).to(device),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """What a reduced message says.
+    """What a sum over all owners says.
 
     Attributes:
         gradients: float32 mean over the micro-batches per parameter; None where no owner had a gradient.
-        finite: whether every contribution was finite and in range; if not, the gradients mean nothing.
+        finite: whether the sum is; if not, the gradients are zero.
         squared_norm: float64 squared L2 norm of all gradients; 0 if not finite.
         records: float32 ``[num_microbatches, record_width]``; see `present` for those that were left out.
         dissent: how many owners are not ready for the generation that is prepared.
@@ -152,6 +146,42 @@ class Reduced:
     dissent: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What an owner says beside its parts."""
+
+    dissent: int
+    parts: tuple[tuple[int, Interval], ...]
+    records: dict[int, numpy.ndarray]
+    has: tuple[bool, ...]
+
+    def pack(self) -> bytes:
+        """See the head of this file."""
+        parts = [number for place, interval in self.parts for number in (place, *interval)]
+        numbers = [self.dissent, len(self.parts), len(self.records), *parts, *self.records]
+        rows = b"".join(row.tobytes() for row in self.records.values())
+        return numpy.array(numbers, "<i4").tobytes() + rows + bytes(self.has)
+
+    @classmethod
+    def unpack(cls, data: bytes, layout: Layout) -> _Header:
+        """Reads what `pack` wrote.
+
+        Raises:
+            InternalError: it is none for this layout.
+        """
+        width = layout.record_width
+        dissent, num_parts, num_records = numpy.frombuffer(data, "<i4", 3).tolist() if len(data) >= 12 else (0, 0, -1)
+        rows_at = 12 + 4 * (3 * num_parts + num_records)
+        has_at = rows_at + 4 * num_records * width
+        if num_records < 0 or num_parts < 0 or len(data) != has_at + len(layout.shapes):
+            raise InternalError(f"reduction {layout.layers}: {len(data)} bytes are no header of it")
+        table = numpy.frombuffer(data, "<i4", 3 * num_parts, 12).reshape(-1, 3).tolist()
+        numbers = numpy.frombuffer(data, "<i4", num_records, 12 + 12 * num_parts).tolist()
+        rows = numpy.frombuffer(data, "<f4", num_records * width, rows_at).reshape(num_records, width)
+        parts = tuple((place, (start, stop)) for place, start, stop in table)
+        return cls(dissent, parts, dict(zip(numbers, rows, strict=True)), tuple(map(bool, data[has_at:])))
+
+
 def check_dtype(name: str, dtype: torch.dtype) -> None:
     """Check that gradients of this type can be accumulated.
 
@@ -162,35 +192,50 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
         raise ConfigError(f"parameter {name} is {dtype}, expected float32, bfloat16 or float16")
 
 
-class Accumulator(ABC):
+@dataclass(slots=True, eq=False)
+class _Part:
+    """The sum of the gradients of some micro-batches of a layer.
+
+    Attributes:
+        sums: of all parameters, float32.
+        views: the same, in the shapes of the parameters.
+        given: whether it was given away, and is not changed any more.
+    """
+
+    sums: Tensor
+    views: list[Tensor] = field(repr=False)
+    given: bool = False
+
+
+class Accumulator:
     """The sums and the ledger of one reduction on one worker.
 
-    Cost: the message, from the first contribution of a step until it was given away and reset.
+    Cost: its parts, from the first contribution of a step until they were given away and reset.
 
     Args:
-        layout: the message's layout.
+        layout: of the reduction.
         device: where the gradients are.
     """
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
         self.layout = layout
-        self._device = device
-        self._records_at = sum(layout.sections[:-1])
+        self._device = device or torch.device("cpu")
         self.reset()
 
-    _dtype: torch.dtype
-    _left_out: frozenset[int]
-
     @property
-    def counts(self) -> dict[tuple[int, int], int]:
-        """How often each (layer, micro-batch) was added here; pairs never added are absent."""
-        return dict(self._counts)
+    def counted(self) -> frozenset[tuple[int, int]]:
+        """Each (layer, micro-batch) that was added here."""
+        return frozenset(self._counted)
 
-    @property
-    def message_bytes(self) -> int:
-        """How many bytes the message has at most."""
-        return self.layout.length * self._dtype.itemsize
+    def reset(self) -> None:
+        """Forget everything added; what was given away stays as it is."""
+        self._left_out: frozenset[int] = frozenset()
+        self._parts: dict[int, dict[Interval, _Part]] = {layer: {} for layer in self.layout.layers}
+        self._has = [False] * len(self.layout.shapes)
+        self._records: dict[int, Tensor] = {}
+        self._counted: set[tuple[int, int]] = set()
 
+    @torch.no_grad()
     def add(self, layer: int, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
         """Add one micro-batch's gradients and count it.
 
@@ -201,30 +246,43 @@ class Accumulator(ABC):
 
         Raises:
             InternalError: the layer or the micro-batch is not of this reduction.
+            LedgerError: it was added before.
         """
         if layer not in self.layout.layers or not 0 <= microbatch < self.layout.num_microbatches:
             raise InternalError(f"layer {layer}, micro-batch {microbatch} is not of reduction {self.layout.layers}")
+        if (layer, microbatch) in self._counted:
+            raise LedgerError(layer, microbatch, 2)
         for place, gradient in enumerate(gradients):
-            self._has_counts[place] += gradient is not None
-        self._own()
-        self._absorb(gradients)
-        self._counts[layer, microbatch] += 1
+            self._has[place] |= gradient is not None
+        self.layout.order.add(
+            self._parts[layer],
+            microbatch,
+            begin=lambda: self._begun(gradients),
+            onto=lambda part: self._grown(part, gradients),
+            join=self._joined,
+        )
+        self._counted.add((layer, microbatch))
 
+    @torch.no_grad()
     def add_sums(self, sums: Sequence[Tensor | None]) -> None:
         """Add what the gradients of micro-batches have come to that were counted one by one, as none, by `add`.
+
+        The bits of the sum are not those of its order then.
 
         Args:
             sums: one per parameter, of its shape; None where there was no gradient.
         """
+        parts = next((parts for parts in self._parts.values() if parts), None)
+        if parts is None:
+            raise InternalError(f"reduction {self.layout.layers}: sums of micro-batches that were not counted")
         for place, each in enumerate(sums):
-            self._has_counts[place] += each is not None
-        self._own()
-        self._absorb(sums)
+            self._has[place] |= each is not None
+        interval = min(parts)
+        parts[interval] = self._grown(parts[interval], sums)
 
     def record(self, microbatch: int, values: Tensor) -> None:
         """Store a micro-batch's record: float32 ``[record_width]``."""
-        rows = self._own()[self._records_at :].view(self.layout.num_microbatches, self.layout.record_width)
-        rows[microbatch] = self._widened(values)
+        self._records[microbatch] = values.detach().clone()
 
     def leave_out(self, microbatches: Collection[int]) -> None:
         """Expect no contribution of these, until the next reset: the mean is that of all others.
@@ -232,7 +290,7 @@ class Accumulator(ABC):
         Raises:
             InternalError: one of them was added here, beside others.
         """
-        added = {microbatch for (_, microbatch), count in self._counts.items() if count}
+        added = {microbatch for _, microbatch in self._counted}
         if added and added <= set(microbatches):
             self.reset()
         elif not added.isdisjoint(microbatches):
@@ -242,329 +300,161 @@ class Accumulator(ABC):
             )
         self._left_out = frozenset(microbatches)
 
-    def reset(self) -> None:
-        """Forget everything added; a message that was given away stays as it is."""
-        self._left_out = frozenset()
-        self._message: Tensor | None = None
-        self._given = False
-        self._has_counts = [0] * len(self.layout.shapes)
-        self._not_finite = 0
-        self._counts: Counter[tuple[int, int]] = Counter()
-
-    def _own(self) -> Tensor:
-        """Returns the memory of a message that nobody else has; a new one begins with zeros."""
-        if self._message is None:
-            self._message = fresh(self.layout.length, self._dtype, self._device).zero_()
-        elif self._given:
-            self._message = self._message.clone()
-        else:
-            return self._message
-        self._given = False
-        self._bind(self._message[: sum(self.layout.sizes)])
-        return self._message
-
-    def message(self, dissent: int = 0) -> Tensor:
-        """Give the message away: it is not changed here any more. What is added later goes into a copy.
+    def message(self, dissent: int = 0) -> Contribution:
+        """Give away what there is: it is not changed here any more. What is added later goes into copies.
 
         Args:
             dissent: 1 if this owner is not ready for the generation that is prepared.
         """
-        message = self._own()
-        self._settle()
-        order = [(layer, m) for layer in self.layout.layers for m in range(self.layout.num_microbatches)]
-        counts = [*self._has_counts, self._not_finite_count(), dissent, *(self._counts[pair] for pair in order)]
-        start = sum(self.layout.sizes)
-        message[start : start + len(counts)] = torch.tensor(counts, dtype=self._dtype)
-        self._given = True
-        return message
+        found = [
+            (place, interval, part)
+            for place, layer in enumerate(self.layout.layers)
+            for interval, part in sorted(self._parts[layer].items(), key=lambda item: item[0])
+        ]
+        for _, _, part in found:
+            part.given = True
+        header = _Header(
+            dissent=dissent,
+            parts=tuple((place, interval) for place, interval, _ in found),
+            records={number: row.cpu().numpy() for number, row in sorted(self._records.items())},
+            has=tuple(self._has),
+        )
+        parts = tuple(part.sums for _, _, part in found) if self.layout.length else ()
+        return Contribution(header.pack(), parts, self.layout.length, partial(_mean, self.layout, self._left_out))
 
-    def decode(self, reduced: Tensor) -> Reduced:
-        """Check a reduced message and take it apart.
-
-        Args:
-            reduced: the element-wise sum of all owners' messages.
+    def decode(self, summed: Total) -> Reduced:
+        """Check what came of the sum over all owners, and take it apart.
 
         Raises:
             LedgerError: a micro-batch was not counted exactly once.
-            InternalError: the message has another shape or type.
+            InternalError: it is not of this reduction.
         """
-        if reduced.shape != (self.layout.length,) or reduced.dtype != self._dtype:
+        means, layout = summed.total, self.layout
+        if means.shape != (layout.length,) or means.dtype != torch.float32:
             raise InternalError(
-                f"reduction {self.layout.layers}: message is {reduced.dtype} {tuple(reduced.shape)},"
-                f" expected {self._dtype} {(self.layout.length,)}"
+                f"reduction {layout.layers}: the sum is {means.dtype} {tuple(means.shape)},"
+                f" expected {torch.float32} {(layout.length,)}"
             )
-        sums, has, flags, ledger, rows = torch.split(reduced, self.layout.sections)
-        self._check_ledger(ledger)
-        means = self._means(sums)
-        not_finite, dissent = (int(flag) for flag in flags.tolist())
+        headers = [_Header.unpack(each, layout) for each in summed.headers]
+        _check_ledger(layout, self._left_out, headers)
         norm = _squared_norm(means)
-        finite = not_finite == 0 and math.isfinite(norm)  # no squares of finite numbers of 32 bits are too many
-        pieces = zip(torch.split(means, self.layout.sizes), self.layout.shapes, has.tolist(), strict=True)
-        gradients = tuple(piece.view(shape) if count else None for piece, shape, count in pieces)
-        records = self._narrowed(rows.view(self.layout.num_microbatches, self.layout.record_width))
-        records.view(torch.int32)[sorted(self._left_out)] = _LEFT_OUT
+        finite = math.isfinite(norm)  # no squares of finite numbers of 32 bits are too many
+        if not finite:  # who updates ahead of the verdict has to be able to take that back
+            means = torch.zeros_like(means)
+        has = (any(each) for each in zip(*(header.has for header in headers), strict=True))
+        pieces = zip(torch.split(means, layout.sizes), layout.shapes, has, strict=True)
+        gradients = tuple(piece.view(shape) if there else None for piece, shape, there in pieces)
+        records = numpy.zeros((layout.num_microbatches, layout.record_width), numpy.float32)
+        for header in headers:
+            for number, row in header.records.items():
+                records[number] = row
+        records.view(numpy.int32)[sorted(self._left_out)] = _LEFT_OUT
         return Reduced(
             gradients=gradients,
             finite=finite,
             squared_norm=norm if finite else 0.0,
-            records=records,
-            dissent=dissent,
+            records=torch.from_numpy(records).to(self._device),
+            dissent=sum(header.dissent for header in headers),
         )
 
-    @property
-    def _num_expected(self) -> int:
-        return self.layout.num_microbatches - len(self._left_out)
+    def _new(self) -> _Part:
+        sums = fresh(self.layout.length, torch.float32, self._device)
+        pieces = zip(torch.split(sums, self.layout.sizes), self.layout.shapes, strict=True)
+        return _Part(sums, [piece.view(shape) for piece, shape in pieces])
 
-    def _check_ledger(self, ledger: Tensor) -> None:
-        if not self._left_out and bool((ledger == 1).all()):
-            return
-        rows = ledger.view(len(self.layout.layers), -1).tolist()
-        for layer, row in zip(self.layout.layers, rows, strict=True):
-            for microbatch, count in enumerate(row):
-                if count != (microbatch not in self._left_out):
-                    raise LedgerError(layer, microbatch, int(count))
+    def _begun(self, gradients: Sequence[Tensor | None]) -> _Part:
+        """Returns a part that begins with gradients, on zeros: absent ones and zeros of either sign add alike."""
+        part = self._new()
+        for view, gradient in zip(part.views, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+            else:
+                torch.add(gradient, 0.0, out=view)
+        return part
 
-    @abstractmethod
-    def _bind(self, sums: Tensor) -> None:
-        """Keep what is needed of the sums, which are in another place now; until a reset, as it keeps their memory."""
+    def _grown(self, part: _Part, gradients: Sequence[Tensor | None]) -> _Part:
+        """Returns the sum of a part and gradients, in its memory if nobody else has it."""
+        if part.given:
+            given, part = part, self._new()
+            part.sums.copy_(given.sums)
+        for view, gradient in zip(part.views, gradients, strict=True):
+            if gradient is not None:
+                view.add_(gradient)
+        return part
 
-    @abstractmethod
-    def _absorb(self, gradients: Sequence[Tensor | None]) -> None: ...
+    def _joined(self, one: _Part, other: _Part) -> _Part:
+        """Returns the sum of two parts, in the memory of one that nobody else has."""
+        into = self._new() if one.given and other.given else other if one.given else one
+        torch.add(one.sums, other.sums, out=into.sums)
+        return into
 
-    def _settle(self) -> None:  # noqa: B027
-        """Bring the sums up to date."""
 
-    @abstractmethod
-    def _not_finite_count(self) -> int: ...
+def _ledger(layout: Layout, headers: Sequence[_Header]) -> Iterator[tuple[int, int, int]]:
+    """Yields each layer and micro-batch, and how often it counts."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for header in headers:
+        for place, (start, stop) in header.parts:
+            counts.update((place, number) for number in range(start, stop))
+    for place, layer in enumerate(layout.layers):
+        for number in range(layout.num_microbatches):
+            yield layer, number, counts[place, number]
 
-    @abstractmethod
-    def _means(self, sums: Tensor) -> Tensor: ...
 
-    @abstractmethod
-    def _widened(self, values: Tensor) -> Tensor: ...
+def _check_ledger(layout: Layout, left_out: Collection[int], headers: Sequence[_Header]) -> None:
+    for layer, microbatch, count in _ledger(layout, headers):
+        if count != (microbatch not in left_out):
+            raise LedgerError(layer, microbatch, count)
 
-    @abstractmethod
-    def _narrowed(self, rows: Tensor) -> Tensor: ...
+
+@torch.no_grad()
+def _mean(layout: Layout, left_out: frozenset[int], told: Sequence[Told]) -> Tensor:
+    """Returns the mean of what all owners have told of a reduction, or of a share of its elements.
+
+    Layers of a reduction are added ascending.
+    """
+    headers = [_Header.unpack(each.header, layout) for each in told]
+    _check_ledger(layout, left_out, headers)
+    if not layout.length:
+        return torch.zeros(0)
+    found: dict[int, dict[Interval, _Share]] = {place: {} for place in range(len(layout.layers))}
+    for each, header in zip(told, headers, strict=True):
+        for (place, interval), part in zip(header.parts, each.parts, strict=True):
+            found[place][interval] = _Share(part, each.kept)
+    total: _Share | None = None
+    for parts in found.values():
+        of_layer = layout.order.total(parts, left_out, _Share.plus)
+        total = of_layer if total is None or of_layer is None else total.plus(of_layer)
+    counted = layout.num_microbatches - len(left_out)
+    if total is None:  # all were left out
+        return torch.zeros(layout.length)
+    return torch.div(total.numbers, counted, out=total.room.numbers)
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Some elements of one parameter, which lie in one block."""
+class _Share:
+    """A part, or some elements of it; ``kept``: somebody else needs it as it is."""
 
-    parameter: int
-    start: int
-    stop: int
+    numbers: Tensor
+    kept: bool
 
     @property
-    def size(self) -> int:
-        return self.stop - self.start
+    def room(self) -> _Share:
+        """Where a result may go: here, if nobody else needs what is here."""
+        return (
+            self
+            if not self.kept
+            else _Share(fresh(self.numbers.numel(), torch.float32, self.numbers.device), kept=False)
+        )
 
-
-def _pieces(sizes: Sequence[int], block: int) -> list[list[_Piece]]:
-    """Returns what every block of so many elements consists of, where parameters of these sizes lie side by side."""
-    found: list[list[_Piece]] = [[] for _ in range(0, sum(sizes), block)]
-    at = 0
-    for parameter, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            stop = min(size, start + block - at % block)
-            found[at // block].append(_Piece(parameter, start, stop))
-            at, start = at + stop - start, stop
-    return found
-
-
-class ExactAccumulator(Accumulator):
-    """Order-invariant sums: multiples of 2^-40 as int64.
-
-    A contribution's elements must stay below 2^22 / (micro-batches × layers of the reduction) in absolute value; else,
-    or if it is not finite, it is flagged and left out.
-
-    Contributions are whole numbers that are held as float64 first, in the memory of the sums, because adding these is
-    the cheapest. A bound on their elements is kept; before one could reach 2^52, where float64 would round, and for the
-    message, they become int64 in place, and what comes later is added to that. So the result is that of integer
-    additions throughout. All is done in blocks, so that it stays in a CPU's cache and needs no memory beyond.
-    """
-
-    _dtype = torch.int64
-
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        super().__init__(layout, device)
-        size = sum(layout.sizes)
-        self._block = max(1, min(size, _block_of(device)))
-        self._pieces = _pieces(layout.sizes, self._block)
-        self._limit = 2.0 ** (_RANGE_BITS - _SCALE_BITS) / (layout.num_microbatches * len(layout.layers))
-
-    def reset(self) -> None:
-        """Forget everything added; a message that was given away stays as it is."""
-        super().reset()
-        self._blocks: tuple[Tensor, ...] = ()
-        self._partial: tuple[Tensor, ...] = ()  # the same memory
-        self._bound = 0.0  # no element of the sums is larger, as a gradient; 0: they are zero
-        self._whole = False  # whether the sums are held as int64
-
-    def _bind(self, sums: Tensor) -> None:
-        self._blocks = torch.split(sums, self._block)
-        self._partial = torch.split(sums.view(torch.float64), self._block)
-
-    def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
-        found = [_largest(gradient) for gradient in gradients if gradient is not None]
-        if not all(each < self._limit for each in found):
-            self._not_finite += 1
-            return
-        largest = max(found, default=0.0)
-        if largest == 0.0:  # of zeros with a sign the bits would not be those of a whole number
-            return
-        if self._bound + largest >= 2.0 ** (_PARTIAL_BITS - _SCALE_BITS):
-            self._settle()
-        scratch_wide = self._scratch(torch.float64)
-        for number, scaled in self._in_blocks(gradients):
-            wide = scratch_wide[: scaled.numel()]
-            if self._whole:
-                self._blocks[number].add_(wide.view(torch.int64).copy_(scaled))
-            elif self._bound:
-                self._partial[number].add_(wide.copy_(scaled))
-            else:
-                self._partial[number].copy_(scaled)
-        self._bound += largest
-
-    def _in_blocks(self, gradients: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
-        """Yields each block of a contribution as whole numbers, with its number, in scratch space that all share."""
-        flat = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
-        scratch = self._scratch(torch.float32)
-        for number, pieces in enumerate(self._pieces):
-            yield number, self._scale([(flat[piece.parameter], piece) for piece in pieces], scratch)
-
-    def _scratch(self, dtype: torch.dtype) -> Tensor:
-        return fresh(self._block, dtype, self._device)
-
-    def _scale(self, found: Sequence[tuple[Tensor | None, _Piece]], scratch: Tensor) -> Tensor:
-        """Returns a block of a contribution as whole numbers, in scratch space."""
-        parts = [
-            scratch.new_zeros(piece.size) if flat is None else flat[piece.start : piece.stop] for flat, piece in found
-        ]
-        scaled = scratch[: sum(piece.size for _, piece in found)]
-        if len(parts) == 1 and parts[0].dtype == torch.float32:
-            torch.mul(parts[0], 2.0**_SCALE_BITS, out=scaled)  # a power of two: exact in float32
-        else:
-            torch.cat(parts, out=scaled).mul_(2.0**_SCALE_BITS)
-        return scaled.round_()
-
-    def _settle(self) -> None:
-        """Hold the sums as int64, in the same memory."""
-        if self._bound and not self._whole:
-            wide = self._scratch(torch.float64)
-            for block, partial in zip(self._blocks, self._partial, strict=True):
-                block.copy_(wide[: block.numel()].view(torch.int64).copy_(partial))
-        self._whole = True
-
-    def _not_finite_count(self) -> int:
-        return self._not_finite
-
-    def _means(self, sums: Tensor) -> Tensor:
-        means = fresh(sums.numel(), torch.float32, sums.device)
-        divisor = 2.0**_SCALE_BITS * max(1, self._num_expected)
-        wide = self._scratch(torch.float64)
-        for mean, block in zip(torch.split(means, self._block), torch.split(sums, self._block), strict=True):
-            mean.copy_(wide[: block.numel()].copy_(block).div_(divisor))
-        return means
-
-    def _widened(self, values: Tensor) -> Tensor:
-        return values.view(torch.int32).to(torch.int64)  # the bits, so that a sum with zeros keeps them
-
-    def _narrowed(self, rows: Tensor) -> Tensor:
-        return rows.to(torch.int32).view(torch.float32)
-
-
-class QueuedAccumulator(ExactAccumulator):
-    """The same sums on a device whose operations are queued: integers from the first on, and it is asked nothing.
-
-    Whether a contribution was finite and in range is found, and counted, on the device. It is in the sums all the same,
-    which mean nothing then.
-    """
-
-    def reset(self) -> None:
-        """Forget everything added; a message that was given away stays as it is."""
-        super().reset()
-        self._whole = True
-        self._outside: Tensor | None = None  # how many blocks of contributions were
-
-    def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
-        wide = self._scratch(torch.int64)
-        for number, scaled in self._in_blocks(gradients):
-            self._look_at(scaled)
-            self._blocks[number].add_(wide[: scaled.numel()].copy_(scaled))
-
-    def _look_at(self, scaled: Tensor) -> None:
-        low, high = torch.aminmax(scaled)  # NaN if there is one
-        limit = self._limit * 2.0**_SCALE_BITS
-        outside = ((low > -limit) & (high < limit)).logical_not().to(torch.int64)
-        self._outside = outside if self._outside is None else self._outside + outside
-
-    def message(self, dissent: int = 0) -> Tensor:
-        """See `Accumulator.message`."""
-        message = super().message(dissent)
-        if self._outside is not None:
-            message[sum(self.layout.sizes) + len(self.layout.shapes)] += self._outside
-        return message
-
-
-class FastAccumulator(Accumulator):
-    """Plain float32 sums: they depend on which worker computed which micro-batch, and in which order."""
-
-    _dtype = torch.float32
-
-    def reset(self) -> None:
-        """Forget everything added; a message that was given away stays as it is."""
-        super().reset()
-        self._views: list[Tensor] = []
-
-    def _bind(self, sums: Tensor) -> None:
-        pieces = torch.split(sums, self.layout.sizes)
-        self._views = [piece.view(shape) for piece, shape in zip(pieces, self.layout.shapes, strict=True)]
-
-    def _absorb(self, gradients: Sequence[Tensor | None]) -> None:
-        for view, gradient in zip(self._views, gradients, strict=True):
-            if gradient is not None:
-                view.add_(gradient)
-
-    def _not_finite_count(self) -> int:
-        return 0  # whatever is not finite stays so in the sums
-
-    def _means(self, sums: Tensor) -> Tensor:
-        return torch.div(sums, max(1, self._num_expected), out=fresh(sums.numel(), sums.dtype, sums.device))
-
-    def _widened(self, values: Tensor) -> Tensor:
-        return values
-
-    def _narrowed(self, rows: Tensor) -> Tensor:
-        return rows.clone()
+    def plus(self, other: _Share) -> _Share:
+        into = self.room if other.kept else other
+        torch.add(self.numbers, other.numbers, out=into.numbers)
+        return into
 
 
 def present(records: Tensor) -> Tensor:
     """Return the rows of records of the micro-batches that were not left out: float32 ``[at most all, width]``."""
     return records[records.view(torch.int32)[:, 0] != _LEFT_OUT] if records.numel() else records
-
-
-def make_accumulator(numerics: Numerics, layout: Layout, device: torch.device | None = None) -> Accumulator:
-    """Return the accumulator for these numerics.
-
-    Raises:
-        ConfigError: the numerics are unknown.
-    """
-    device = device or torch.device("cpu")
-    exact = ExactAccumulator if device.type == "cpu" else QueuedAccumulator
-    kinds: dict[str, type[Accumulator]] = {"exact": exact, "fast": FastAccumulator}
-    if numerics not in kinds:
-        raise ConfigError(f"numerics {numerics!r} is unknown, expected exact or fast")
-    return kinds[numerics](layout, device)
-
-
-def _largest(values: Tensor) -> float:
-    """Return the largest absolute value in one pass; NaN if there is one, 0 if there are no values."""
-    if values.numel() == 0:
-        return 0.0
-    low, high = torch.aminmax(values)
-    return max(-float(low.item()), float(high.item()))
 
 
 def _squared_norm(values: Tensor) -> float:

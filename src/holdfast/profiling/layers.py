@@ -8,6 +8,7 @@ through F and B.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial, reduce
 from typing import TypeVar
@@ -17,6 +18,7 @@ from torch import Tensor
 from holdfast.config.job import Job
 from holdfast.core.profile import LayerProfile
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import Contribution, Total, add_up
 from holdfast.devices.device import Device
 from holdfast.errors import ConfigError
 from holdfast.profiling.activation_memory import ActivationMemory
@@ -106,7 +108,6 @@ class JobLayers:
             loss=model.loss,
             optimizer=build_optimizer(job),
             lr_scale=lambda step: 1.0,
-            numerics=job.train.numerics,
             seed=job.train.seed,
             num_microbatches=_MICROBATCHES,
             load=self.load,
@@ -185,13 +186,12 @@ class LayerBench:
             self.timer.time((index, _OPTIMIZER), partial(stage.swap, index))
         self.timer.settle()
 
-    def _reduce(self) -> dict[ReducedLayers, Tensor]:
-        sums: dict[ReducedLayers, Tensor] = {}
+    def _reduce(self) -> dict[ReducedLayers, Total]:
+        told: dict[ReducedLayers, list[Contribution]] = defaultdict(list)
         for index, stage in enumerate(self._stages):
             for reduction in stage.reductions:
-                message = self.timer.time((index, _OPTIMIZER), partial(stage.message, reduction))
-                sums[reduction] = sums[reduction] + message if reduction in sums else message
-        return sums
+                told[reduction].append(self.timer.time((index, _OPTIMIZER), partial(stage.message, reduction)))
+        return {reduction: add_up(each) for reduction, each in told.items()}
 
     def held_bytes(self) -> tuple[tuple[int, int], ...]:
         """Returns what one micro-batch holds in each layer after F, and after I. The step is thrown away."""

@@ -10,6 +10,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
 from holdfast.core.plan import Plan
 from holdfast.core.program import Wanted
+from holdfast.core.summing import SumSize
 from holdfast.protocol.executor import Effect
 
 __all__ = [
@@ -97,7 +98,7 @@ class Build:
     groups: tuple[tuple[WorkerId, ...], ...]
     neighbours: tuple[WorkerId, ...] = ()
     step: int | None = None
-    sums: tuple[tuple[Reduction, int], ...] | None = None
+    sums: tuple[tuple[Reduction, SumSize], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

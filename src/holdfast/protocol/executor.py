@@ -24,6 +24,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.program import WorkerProgram
 from holdfast.core.schedule import Op, OpKind
+from holdfast.core.summing import Contribution, SumSize, Total
 from holdfast.errors import InternalError, StepDisputed, StepRefused
 from holdfast.protocol.auditing import Digests, StepAudit
 from holdfast.protocol.step_log import StepLog
@@ -103,13 +104,13 @@ class StepEngine(Protocol):
     def take_sum(self, layers: tuple[int, ...], message: Any) -> None:
         """Takes what another owner's ``sum_message`` returned."""
 
-    def message(self, layers: tuple[int, ...], dissent: int) -> Any:
+    def message(self, layers: tuple[int, ...], dissent: int) -> Contribution:
         """Returns this worker's contribution to a reduction; ``dissent`` 1: not ready for a prepared generation."""
 
-    def message_bytes(self, layers: tuple[int, ...]) -> int:
-        """Returns how many bytes anybody's contribution to a reduction has at most."""
+    def message_size(self, layers: tuple[int, ...]) -> SumSize:
+        """Returns how much anybody contributes to a reduction at most."""
 
-    def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
+    def accept(self, layers: tuple[int, ...], summed: Total) -> None:
         """Takes the sum of all contributions; raises LedgerError unless every micro-batch counts once."""
 
     def vote(self) -> Any:

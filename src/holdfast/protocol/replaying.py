@@ -83,7 +83,7 @@ def put_back(protocol: WorkerProtocol) -> None:
 def _connect(order: ReplayOrder, courses: list[_Course]) -> Script:
     """With those who replay the same layers; two programs of ours may sum the same layers, over others."""
     shared = [
-        (reduction, course.engine.message_bytes(reduction.layers))
+        (reduction, course.engine.message_size(reduction.layers))
         for course in courses
         for reduction in course.program.reductions
         if len(reduction.workers) > 1

@@ -34,8 +34,8 @@ class Rates:
         copy: how a worker is given state by its peers.
         load: how a worker reads the state of one layer from a checkpoint.
         save: how a worker writes that of one layer at the end.
-        sums: sizes of its parameters that a contribution to the sum of a layer's gradients has, over the profile's
-            link; 0: sums take no time.
+        sums: parts of a contribution to the sum of a layer's gradients, each as large as its parameters, over the
+            profile's link; 0: sums take no time.
     """
 
     profile: Profile
@@ -144,8 +144,8 @@ def _summing(plan: Plan, rates: Rates) -> dict[WorkerId, float]:
     """Seconds for which each worker's sums are on their way behind its last backward pass.
 
     The sum of a layer begins as the last of these has gone over it, so from the last layer to the first; sums travel
-    one after another. Of two workers each sends all that it has; of more, each sends what it has nearly twice: parts to
-    those who add them, and what it has added to all (docs/transport.md).
+    one after another. Of two workers each sends all that it has; of more, each sends shares of it to those who add
+    them, and what it has added to all (docs/transport.md).
     """
     found: dict[WorkerId, float] = {}
     layers, members = rates.profile.layers, plan.placement.members_by_layer
@@ -155,8 +155,8 @@ def _summing(plan: Plan, rates: Rates) -> dict[WorkerId, float]:
             computed += layers[layer].seconds_of(OpKind.B)
             others = len(members[layer]) - 1
             if others:
-                share = 1.0 if others == 1 else 2.0 * others / (others + 1)
-                size = share * rates.sums * layers[layer].parameter_bytes
+                share = rates.sums if others == 1 else (rates.sums + 1) * others / (others + 1)
+                size = share * layers[layer].parameter_bytes
                 free = max(free, computed) + rates.profile.link.seconds_of(size)
         found[worker] = max(0.0, free - computed)
     return found

@@ -433,7 +433,7 @@ class Driver:
             raise StaleGeneration(self.protocol.generation, self._newest if self._newest < FOREVER else None)
 
     def _building(self, build: Build) -> Call:
-        expected = Expected.of(self.protocol.programs, self._spec_of, self.protocol.stage.message_bytes)
+        expected = Expected.of(self.protocol.programs, self._spec_of, self.protocol.stage.message_size)
         if build.sums is not None:
             expected = Expected(messages=(), sums=build.sums)
         of = (build.generation, build.groups, build.neighbours)

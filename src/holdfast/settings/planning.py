@@ -346,7 +346,7 @@ def rates_of(profile: Profile, cluster: Cluster, *, sums: int = 0) -> Rates:
     Args:
         profile: of the layers, and of the link between two workers.
         cluster: what it does not tell.
-        sums: sizes of the parameters that contributions to sums of gradients have; 0: these take no time.
+        sums: parts of contributions to sums of gradients; 0: these take no time.
     """
 
     def link(bytes_per_s: float) -> Link:

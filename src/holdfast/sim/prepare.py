@@ -58,7 +58,7 @@ def speeds_of(profile: Profile, cluster: Cluster, *, sums: int = 0) -> Speeds:
     Args:
         profile: of the layers, and of the link between two workers.
         cluster: what it does not tell.
-        sums: sizes of the parameters that contributions to sums of gradients have; 0: these take no time.
+        sums: parts of contributions to sums of gradients; 0: these take no time.
     """
     pin = Link(latency_s=0.0, bytes_per_s=cluster.pin)
     return Speeds(rates=rates_of(profile, cluster, sums=sums), detect_s=cluster.detect_s, pin=pin)

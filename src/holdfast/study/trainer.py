@@ -118,7 +118,7 @@ class Trainer:
             steps=job.train.steps,
         )
         items = _Items(self._run_item)
-        self._stage = whole_stage(self._loop, items, job.train.numerics)
+        self._stage = whole_stage(self._loop, items)
         self._runner = Runner(self._loop, items, lambda: self._stage, Feeding(self._loop))
 
     def run(self, step: int) -> None:

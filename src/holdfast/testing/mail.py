@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.summing import Contribution, Total, add_up
 from holdfast.errors import InternalError
 from holdfast.runtime.transport.port import MessageKey
 
@@ -18,15 +18,10 @@ Group = tuple[WorkerId, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Mail(Generic[T]):
-    """What was sent and not yet taken, what was contributed and not yet summed, who has joined. Knows no time.
+    """What was sent and not yet taken, what was contributed and not yet summed, who has joined. Knows no time."""
 
-    Attributes:
-        copy: copies a value, to add others to it.
-    """
-
-    copy: Callable[[T], T]
     _messages: dict[tuple[MessageKey, WorkerId, WorkerId], T] = field(default_factory=dict)
-    _sums: dict[object, dict[WorkerId, T]] = field(default_factory=dict)
+    _sums: dict[object, dict[WorkerId, Contribution]] = field(default_factory=dict)
     _joined: dict[tuple[int, Group], set[WorkerId]] = field(default_factory=dict)
 
     def post(self, key: MessageKey, source: WorkerId, target: WorkerId, tensor: T) -> None:
@@ -39,24 +34,20 @@ class Mail(Generic[T]):
         """Takes a message, or returns None if it has not come yet."""
         return self._messages.pop((key, source, target), None)
 
-    def contribute(self, name: object, worker: WorkerId, tensor: T) -> None:
+    def contribute(self, name: object, worker: WorkerId, contribution: Contribution) -> None:
         """Adds one worker's part to the sum called ``name``; nobody changes it any more."""
-        self._sums.setdefault(name, {})[worker] = tensor
+        self._sums.setdefault(name, {})[worker] = contribution
 
     def has_all(self, name: object, members: Group) -> bool:
         """Whether all members contributed."""
         there = self._sums.get(name, {})
         return len(there) == len(members) and there.keys() == set(members)
 
-    def total(self, name: object, members: Group) -> T | None:
-        """The sum, added in the order in which the parts came, or None until all members contributed."""
+    def total(self, name: object, members: Group) -> Total | None:
+        """The sum, or None until all members contributed."""
         if not self.has_all(name, members):
             return None
-        first, *others = self._sums[name].values()
-        total = self.copy(first)
-        for part in others:
-            total += part  # type: ignore[operator]
-        return total
+        return add_up([self._sums[name][member] for member in members])
 
     def join(self, generation: int, groups: tuple[Group, ...], worker: WorkerId) -> None:
         """Notes that ``worker`` has come to those of its groups."""

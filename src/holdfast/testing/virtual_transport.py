@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
+from holdfast.core.summing import Contribution, Total
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import PeerLost, StaleGeneration
 from holdfast.runtime.transport.port import Expected, MessageKey, SumKey
@@ -79,9 +80,10 @@ class VirtualTransport:
         mail, worker = self._world.mail, self._process.worker
         return _Waiting(self, frozenset((peer,)), lambda: mail.collect(key, peer, worker))
 
-    def all_reduce(self, key: SumKey, tensor: Any) -> _Summing:
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> _Summing:
         """See Transport.all_reduce."""
-        world, members, value = self._world, key.reduction.workers, copied(tensor)
+        world, members = self._world, key.reduction.workers
+        value = replace(contribution, parts=tuple(map(copied, contribution.parts)))
 
         def arrive() -> None:
             world.mail.contribute(key, self._process.worker, value)
@@ -95,7 +97,7 @@ class VirtualTransport:
         withheld = held is not None and self._process.worker in held.held
         return not withheld and self._world.mail.has_all(key, key.reduction.workers)
 
-    def _total(self, key: SumKey) -> Any:
+    def _total(self, key: SumKey) -> Total | None:
         if not self._is_there(key):
             return None
         self._world.has_sum(key, self._process.worker)

@@ -56,7 +56,7 @@ class World:
     links: ControlLinks
     log: VirtualLog
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
-    mail: Mail[Any] = field(default_factory=lambda: Mail(copy=copied))
+    mail: Mail[Any] = field(default_factory=Mail)
     logged: dict[int, list[VirtualStream]] = field(default_factory=dict)
     served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, tuple[bytes, bool]]]] = field(default_factory=dict)
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)

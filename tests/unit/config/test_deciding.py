@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from holdfast.config.deciding import GLOBAL_BATCH, compare, covers, deciding
+from holdfast.config.deciding import GLOBAL_BATCH, SUMS, compare, covers, deciding
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 
@@ -61,6 +61,23 @@ def test_of_devices_their_kind_counts():
 def test_another_grid_of_the_same_batch_is_the_same():
     assert told(job(), job("grid.pipelines=3", "grid.microbatches=4")) == []
     assert told(job(), job("grid.pipelines=3")) == [f"{GLOBAL_BATCH}: expected 12, as in the checkpoint, got 18"]
+
+
+def test_exact_sums_of_a_checkpoint_that_does_not_tell_are_others():
+    """They were those of whole numbers then."""
+    for numerics, expected in (
+        (
+            "exact",
+            [
+                f"{SUMS}: expected whole numbers of 64 bits, as in the checkpoint, "
+                "got float32, in the order of the micro-batches"
+            ],
+        ),
+        ("fast", []),
+    ):
+        made = job(f"train.numerics={numerics}")
+        found, _ = compare({path: value for path, value in deciding(made).items() if path != SUMS}, made)
+        assert [each.told("the checkpoint") for each in found] == expected
 
 
 def test_every_other_key_of_every_section_counts():

@@ -1,17 +1,19 @@
 """Drives several stages in one process as a grid of workers would."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.core import summing
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import Contribution, Total
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.devices.device import HOST, Device
-from holdfast.optim.accumulate import Numerics
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
 from holdfast.optim.loss_scale import LossScaling
@@ -31,7 +33,6 @@ class Job:
     load: Load
     num_microbatches: int = 6
     seed: int = 5
-    numerics: Numerics = "exact"
     clip_norm: float | None = None
     scaling: LossScaling | None = None
     commit: CommitMethod = "shadow"
@@ -50,7 +51,6 @@ class Job:
                 loss=model.loss,
                 optimizer=self.optimizer,
                 lr_scale=lambda step: 1.0 / (1 + step),
-                numerics=self.numerics,
                 seed=self.seed,
                 num_microbatches=self.num_microbatches,
                 load=self.load,
@@ -87,7 +87,7 @@ def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = F
         assert stage.backward(OpKind.W, step, microbatch, None) is None
 
 
-def reduce(stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()) -> dict[ReducedLayers, Tensor]:
+def reduce(stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()) -> dict[ReducedLayers, Total]:
     """Sum all messages but those of reductions that stand, hand them to all owners and settle the verdict."""
     sums, vote = add_up(stages, standing)
     for stage in stages:
@@ -97,17 +97,17 @@ def reduce(stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()) -> d
 
 def add_up(
     stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()
-) -> tuple[dict[ReducedLayers, Tensor], Tensor]:
+) -> tuple[dict[ReducedLayers, Total], Tensor]:
     """Sum all messages, hand them to all owners and return the sums and the vote of all."""
-    sums: dict[ReducedLayers, Tensor] = {}
+    told: dict[ReducedLayers, list[Contribution]] = defaultdict(list)
     for stage in stages:
         for reduction in (each for each in stage.reductions if each not in standing):
-            message = stage.message(reduction)
-            sums[reduction] = sums[reduction] + message if reduction in sums else message
+            told[reduction].append(stage.message(reduction))
+    sums = {reduction: summing.add_up(each) for reduction, each in told.items()}
     vote = None
     for stage in stages:
         for reduction in (each for each in stage.reductions if each not in standing):
-            stage.accept(reduction, sums[reduction].clone())
+            stage.accept(reduction, replace(sums[reduction], total=sums[reduction].total.clone()))
         vote = stage.vote() if vote is None else Stage.merge_votes(vote, stage.vote())
     assert vote is not None
     return sums, vote

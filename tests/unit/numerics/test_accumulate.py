@@ -1,253 +1,278 @@
 import itertools
-from typing import Any
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from holdfast.core.summing import Contribution, Told, Total, add_up
 from holdfast.errors import ConfigError, InternalError, LedgerError
-from holdfast.optim.accumulate import Accumulator, Layout, QueuedAccumulator, check_dtype, make_accumulator
+from holdfast.optim.accumulate import Accumulator, Layout, check_dtype
 
 LAYOUT = Layout(layers=(3,), shapes=((4, 3), (5,), ()), num_microbatches=6, record_width=2)
 
 
-def gradients(microbatch: int, scale: float = 1.0) -> list[Tensor | None]:
+def gradients(microbatch: int, layout: Layout = LAYOUT) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(microbatch)
-    return [torch.randn(shape, generator=generator) * scale for shape in LAYOUT.shapes]
+    return [torch.randn(shape, generator=generator) for shape in layout.shapes]
 
 
-EXACT = pytest.mark.parametrize("numerics", ["exact", "queued"])
-
-
-def make(numerics: Any, layout: Layout) -> Accumulator:
-    """Also the sums of a device whose operations are queued, on this one: they are the same."""
-    return (
-        QueuedAccumulator(layout, torch.device("cpu")) if numerics == "queued" else make_accumulator(numerics, layout)
-    )
-
-
-def filled(numerics: Any, microbatches: tuple[int, ...], layout: Layout = LAYOUT) -> Accumulator:
-    sums = make(numerics, layout)
+def filled(microbatches: Sequence[int], layout: Layout = LAYOUT) -> Accumulator:
+    sums = Accumulator(layout)
     for microbatch in microbatches:
-        sums.add(3, microbatch, gradients(microbatch))
+        sums.add(3, microbatch, gradients(microbatch, layout))
         sums.record(microbatch, torch.tensor([float(microbatch), float("-inf")]))
     return sums
 
 
-@EXACT
-def test_exact_sums_do_not_depend_on_the_order_or_the_partition(numerics: Any) -> None:
-    whole = filled(numerics, tuple(range(6))).message()
+def summed(*workers: Accumulator) -> Total:
+    return add_up([worker.message() for worker in workers])
+
+
+def numbers(*workers: Accumulator) -> Tensor:
+    total = summed(*workers).total
+    assert isinstance(total, Tensor)
+    return total
+
+
+def test_the_bits_are_those_of_additions_in_the_order_of_the_micro_batches() -> None:
+    found = [torch.cat([gradient.reshape(-1) for gradient in gradients(m) if gradient is not None]) for m in range(6)]
+    first, second = (found[a] + found[a + 1] + found[a + 2] for a in (0, 3))
+    expected = (first + second) / 6
+    assert torch.equal(numbers(filled(range(6))), expected)
+    assert not torch.equal(expected, (found[5] + found[4] + found[3] + found[2] + found[1] + found[0]) / 6)
+
+
+def test_sums_do_not_depend_on_the_order_or_the_partition() -> None:
+    whole = numbers(filled(range(6)))
     for order in itertools.islice(itertools.permutations(range(6)), 0, 720, 37):
-        for cut in (1, 3):
-            parts = filled(numerics, order[:cut]).message() + filled(numerics, order[cut:]).message()
-            assert torch.equal(parts, whole)
+        for cut in (0, 1, 3):
+            assert torch.equal(numbers(filled(order[:cut]), filled(order[cut:])), whole)
 
 
-@pytest.mark.parametrize("numerics", ["exact", "queued", "fast"])
-def test_the_mean_gradients_and_records_come_back(numerics: Any) -> None:
-    one, other = filled(numerics, (5, 1, 2)), filled(numerics, (0, 4, 3))
-    reduced = one.decode(one.message() + other.message())
+def test_what_is_contributed_again_after_a_failure_has_the_same_bits() -> None:
+    """Nobody changes what was given away: it may still be on its way."""
+    whole = numbers(filled(range(6)))
+    for seed in range(40):
+        draw = random.Random(seed)
+        order = draw.sample(range(6), 6)
+        sums, given = Accumulator(LAYOUT), []
+        for microbatch in order:
+            sums.add(3, microbatch, gradients(microbatch))
+            if draw.random() < 0.5:
+                given.append([(part, part.clone()) for part in sums.message().parts])
+        assert torch.equal(numbers(sums), whole)
+        assert all(torch.equal(part, copy) for each in given for part, copy in each)
+
+
+def test_shares_of_the_elements_are_folded_alike() -> None:
+    """And what came for the sum alone may be used for it."""
+    workers = [filled((0, 1, 4)), filled((3, 2)), filled((5,))]
+    told = [worker.message() for worker in workers]
+    whole = add_up(told).total
+    for start, stop in ((0, 7), (7, 7), (7, 18)):
+        shares = [Told(each.header, [part[start:stop].clone() for part in each.parts], kept=False) for each in told]
+        assert torch.equal(told[0].fold(shares), whole[start:stop])
+
+
+def test_the_mean_gradients_and_records_come_back() -> None:
+    one, other = filled((5, 1, 2)), filled((0, 4, 3))
+    reduced = one.decode(summed(one, other))
     assert reduced.finite
     for place, found in enumerate(reduced.gradients):
         expected = torch.stack([gradients(m)[place].double() for m in range(6)]).mean(0)
-        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-6)
         assert found.dtype == torch.float32
     assert reduced.records.tolist() == [[float(m), float("-inf")] for m in range(6)]
+    assert reduced.squared_norm == pytest.approx(sum(float((g.double() ** 2).sum()) for g in reduced.gradients))
 
 
-@pytest.mark.parametrize("numerics", ["exact", "queued", "fast"])
-def test_no_message_is_longer_than_was_said(numerics: Any) -> None:
-    sums = filled(numerics, (0, 1))
-    assert 0 < sums.message().nbytes <= sums.message_bytes
+def test_nothing_is_longer_than_was_said() -> None:
+    for order in ((0, 1), (5, 4, 2, 1), range(6)):
+        message, size = filled(order).message(), LAYOUT.sum_size
+        assert 0 < len(message.header) <= size.header
+        assert {part.nbytes for part in message.parts} == {size.part}
+        assert len(message.parts) <= size.parts
 
 
-@pytest.mark.parametrize("numerics", ["exact", "queued", "fast"])
-def test_a_parameter_without_any_gradient_gets_none(numerics: Any) -> None:
-    sums = make(numerics, LAYOUT)
+def test_a_parameter_without_any_gradient_gets_none() -> None:
+    sums = Accumulator(LAYOUT)
     for microbatch in range(6):
         first, second, _ = gradients(microbatch)
         sums.add(3, microbatch, [first, second if microbatch == 4 else None, None])
-    found = sums.decode(sums.message()).gradients
+    found = sums.decode(summed(sums)).gradients
     assert found[2] is None
-    torch.testing.assert_close(found[1], gradients(4)[1] / 6)
+    assert torch.equal(found[1], gradients(4)[1] / 6)
 
 
-@pytest.mark.parametrize("numerics", ["exact", "queued", "fast"])
-@pytest.mark.parametrize(("microbatches", "wrong"), [((0, 1, 2, 2, 3, 4, 5), (2, 2)), ((0, 1, 3, 4, 5), (2, 0))])
-def test_counts_other_than_one_are_refused(
-    numerics: Any, microbatches: tuple[int, ...], wrong: tuple[int, int]
-) -> None:
-    sums = filled(numerics, microbatches)
+def test_absent_gradients_and_zeros_of_either_sign_add_alike() -> None:
+    layout = Layout(layers=(0,), shapes=((2,),), num_microbatches=4, record_width=0)
+    for zeros in ([None] * 4, [torch.tensor([-0.0, 0.0])] * 4, [None, torch.tensor([-0.0, -0.0]), None, None]):
+        for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+            sums = Accumulator(layout)
+            for microbatch in order:
+                sums.add(0, microbatch, [zeros[microbatch]])
+            assert numbers(sums).view(torch.int32).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("halves", [((0, 1, 2), (2, 3, 4, 5)), ((0, 1, 2, 3, 4, 5), (2,)), ((2, 0), (4, 2, 3, 5, 1))])
+def test_a_micro_batch_that_two_count_is_refused_by_all(halves: tuple[tuple[int, ...], ...]) -> None:
+    told = [filled(half).message() for half in halves]
+    for each in told:
+        with pytest.raises(LedgerError) as caught:
+            each.fold([other.told for other in told])
+        assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (3, 2, 2)
+
+
+def test_a_micro_batch_that_nobody_counts_is_refused() -> None:
     with pytest.raises(LedgerError) as caught:
-        sums.decode(sums.message())
-    assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (3, *wrong)
+        summed(filled((0, 1)), filled((3, 4, 5)))
+    assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (3, 2, 0)
+    whole = filled(range(6))
+    with pytest.raises(LedgerError):
+        whole.decode(Total(numbers(whole), (filled((0, 1)).message().header,)))
 
 
-@EXACT
-def test_uses_of_a_tied_weight_are_counted_per_layer(numerics: Any) -> None:
+def test_a_micro_batch_that_was_added_is_not_added_again() -> None:
+    sums = filled((0, 1, 2))
+    with pytest.raises(LedgerError, match="layer 3 counts micro-batch 1 2 times"):
+        sums.add(3, 1, gradients(1))
+    assert sums.counted == {(3, 0), (3, 1), (3, 2)}
+
+
+def test_uses_of_a_tied_weight_are_counted_and_added_per_layer() -> None:
     layout = Layout(layers=(0, 9), shapes=((4,),), num_microbatches=2, record_width=0)
-    sums = make(numerics, layout)
+    values = {
+        (layer, m): torch.rand(4, generator=torch.Generator().manual_seed(layer + m))
+        for layer in (0, 9)
+        for m in (0, 1)
+    }
+    expected = ((values[0, 0] + values[0, 1]) + (values[9, 0] + values[9, 1])) / 2
+    for first in itertools.permutations(values, 2):
+        both = Accumulator(layout), Accumulator(layout)
+        for pair, value in values.items():
+            both[pair in first].add(*pair, [value])
+        assert torch.equal(numbers(*both), expected)
+    sums = Accumulator(layout)
     for microbatch, layer in ((0, 0), (1, 9), (1, 0)):
         sums.add(layer, microbatch, [torch.full((4,), 0.5)])
     with pytest.raises(LedgerError, match="layer 9 counts micro-batch 0 0 times"):
-        sums.decode(sums.message())
-    sums.add(9, 0, [torch.full((4,), 0.25)])
-    (found,) = sums.decode(sums.message()).gradients
-    assert found.tolist() == [(0.5 * 3 + 0.25) / 2] * 4
+        summed(sums)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 2.0**22, -(2.0**22), 3e38])
-@EXACT
-def test_what_is_not_finite_or_out_of_range_raises_the_flag(numerics: Any, value: float) -> None:
-    sums = filled(numerics, (0, 1, 2, 3, 4))
-    bad = gradients(5)
-    bad[1][2] = value
-    sums.add(3, 5, bad)
-    assert not sums.decode(sums.message()).finite
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3e38])
+def test_what_is_not_finite_is_found(value: float) -> None:
+    sums = filled((0, 1, 2, 3))
+    for microbatch in (4, 5):
+        bad = gradients(microbatch)
+        assert bad[1] is not None
+        bad[1][2] = value
+        sums.add(3, microbatch, bad)
+    reduced = sums.decode(summed(sums))
+    assert (reduced.finite, reduced.squared_norm) == (False, 0.0)
+    assert not any(bool(gradient.any()) for gradient in reduced.gradients)
 
 
-@pytest.mark.parametrize(("layers", "microbatches"), [((0,), 1), ((0,), 6), ((0, 1), 4), ((0, 1, 2), 16)])
-@EXACT
-def test_what_could_add_up_to_more_than_the_sums_hold_is_left_out(
-    numerics: Any, layers: tuple[int, ...], microbatches: int
-) -> None:
-    """All contributions together stay below 2^22, a quarter of what 64 bits hold in steps of 2^-40."""
-    layout = Layout(layers=layers, shapes=((2,),), num_microbatches=microbatches, record_width=0)
-    limit = torch.tensor(2.0**22 / (len(layers) * microbatches))
-    below = torch.nextafter(limit, torch.tensor(0.0))
-    for value, fits in ((below, True), (-below, True), (limit, False), (-limit, False)):
-        sums = make(numerics, layout)
-        for layer, microbatch in itertools.product(layers, range(microbatches)):
-            sums.add(layer, microbatch, [torch.stack([torch.tensor(0.5), value])])
-        reduced = sums.decode(sums.message())
-        assert reduced.finite is fits
-        if fits:
-            expected = len(layers) * torch.stack([torch.tensor(0.5), value]).double()
-            assert torch.equal(reduced.gradients[0], expected.float())
+def test_large_and_small_numbers_are_summed_as_float32_does() -> None:
+    layout = Layout(layers=(0,), shapes=((3,),), num_microbatches=2, record_width=0)
+    sums = Accumulator(layout)
+    sums.add(0, 0, [torch.tensor([1e30, 1e-45, 1e-20])])
+    sums.add(0, 1, [torch.tensor([1e30, 1e-45, -1e-21])])
+    assert torch.equal(numbers(sums), torch.tensor([2e30, 2.8e-45, 0.9e-20]) / 2)
+    assert sums.decode(summed(sums)).finite
 
 
-@EXACT
-def test_the_largest_sum_in_range_does_not_wrap(numerics: Any) -> None:
-    layout = Layout(layers=(0, 1), shapes=((2,),), num_microbatches=4, record_width=0)
-    largest = 2.0**22 / 8 * (1 - 2**-20)
-    sums = make(numerics, layout)
-    for layer, microbatch in itertools.product((0, 1), range(4)):
-        sums.add(layer, microbatch, [torch.tensor([largest, -largest])])
-    reduced = sums.decode(sums.message())
-    assert reduced.finite
-    assert reduced.gradients[0].tolist() == [2 * largest, -2 * largest]
-
-
-def whole(values: Tensor) -> Tensor:
-    return (values.reshape(-1) * 2.0**40).round().to(torch.int64)
-
-
-@pytest.mark.parametrize("exponent", [-14.0, -9.0, 0.0, 3.0, 3.5, 5.0])
-@pytest.mark.parametrize("ask_early", [False, True])
-@EXACT
-def test_exact_sums_are_those_of_integers(numerics: Any, exponent: float, ask_early: bool) -> None:
-    """Of all sizes: several blocks of elements, and magnitudes whose partial sums would not fit into float64."""
-    layout = Layout(layers=(0, 4), shapes=((300, 250), (7,)), num_microbatches=6, record_width=0)
-    generator = torch.Generator().manual_seed(1)
-    sums = make(numerics, layout)
-    expected = torch.zeros(300 * 250 + 7, dtype=torch.int64)
-    for number, (layer, microbatch) in enumerate(itertools.product((0, 4), range(6))):
-        scale = 10.0 ** (exponent if number % 3 else exponent - 4)
-        first, second = (scale * torch.rand(shape, generator=generator) for shape in layout.shapes)
-        first[0, :4] = torch.tensor([-0.0, 2.0**-41, 3 * 2.0**-41, 1e-45])
-        sums.add(layer, microbatch, [first, None if number == 7 else second])
-        expected[: first.numel()] += whole(first)
-        expected[first.numel() :] += whole(second) if number != 7 else 0
-        if ask_early and number % 2:
-            assert torch.equal(sums.message()[: expected.numel()], expected)
-    message = sums.message()
-    assert torch.equal(message[: expected.numel()], expected)
-    means = (expected.double() / (2.0**40 * 6)).float()
-    reduced = sums.decode(message)
-    assert reduced.finite
-    assert torch.equal(torch.cat([gradient.reshape(-1) for gradient in reduced.gradients]), means)
-
-
-@EXACT
-def test_exact_sums_start_anew_after_a_reset(numerics: Any) -> None:
-    sums = filled(numerics, (0, 1, 2))
+def test_sums_start_anew_after_a_reset() -> None:
+    sums = filled((0, 1, 2))
     sums.reset()
-    assert not sums.message().any()
-    sums.add(3, 4, gradients(4))
-    assert torch.equal(sums.message()[:18], torch.cat([whole(g) for g in gradients(4)]))
-    sums.reset()
-    sums.add(3, 5, gradients(5))
-    assert torch.equal(sums.message()[:18], torch.cat([whole(g) for g in gradients(5)]))
+    assert (sums.counted, sums.message().parts) == (frozenset(), ())
+    for microbatch in range(6):
+        sums.add(3, microbatch, gradients(microbatch))
+    assert torch.equal(numbers(sums), numbers(filled(range(6))))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_fast_raises_the_flag_too(value: float) -> None:
-    sums = filled("fast", (0, 1, 2, 3, 4))
-    sums.add(3, 5, [torch.full(shape, value) for shape in LAYOUT.shapes])
-    assert not sums.decode(sums.message()).finite
+def test_messages_repeat() -> None:
+    sums = filled((0, 1, 2, 4))
+    first, again = sums.message(), sums.message()
+    assert first.header == again.header
+    assert all(map(torch.equal, first.parts, again.parts))
+    assert sums.decode(summed(sums, filled((3, 5)))).dissent == 0
+    told = [sums.message(dissent=1), filled((3, 5)).message(dissent=1)]
+    assert sums.decode(add_up(told)).dissent == 2
 
 
-@pytest.mark.parametrize("numerics", ["exact", "queued", "fast"])
-def test_messages_repeat_and_reset_forgets(numerics: Any) -> None:
-    sums = filled(numerics, (0, 1, 2))
-    first = sums.message()
-    again = sums.message()
-    assert torch.equal(first.nan_to_num(), again.nan_to_num())
-    assert first.numel() == LAYOUT.length == 18 + 3 + 2 + 6 + 12
-    first.zero_()
-    assert sums.message().any()
-    assert sums.counts == {(3, 0): 1, (3, 1): 1, (3, 2): 1}
-    sums.reset()
-    assert not sums.message().any()
-    assert sums.counts == {}
-
-
-@EXACT
-def test_half_precision_gradients_are_summed_exactly(numerics: Any) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype) -> None:
     layout = Layout(layers=(0,), shapes=((64,),), num_microbatches=3, record_width=0)
-    values = [torch.randn(64).bfloat16() for _ in range(3)]
-    sums = make(numerics, layout)
+    values = [torch.randn(64).to(dtype) for _ in range(3)]
+    sums = Accumulator(layout)
     for microbatch, value in enumerate(values):
         sums.add(0, microbatch, [value])
-    expected = (torch.stack(values).double().sum(0) / 3).float()
-    torch.testing.assert_close(sums.decode(sums.message()).gradients[0], expected)
+    assert torch.equal(numbers(sums), (values[0].float() + values[1].float() + values[2].float()) / 3)
+
+
+def test_gradients_may_be_laid_out_as_they_like() -> None:
+    layout = Layout(layers=(0,), shapes=((4, 3),), num_microbatches=2, record_width=0)
+    one, other = torch.rand(3, 4).t(), torch.rand(1, 1).expand(4, 3)
+    sums = Accumulator(layout)
+    sums.add(0, 0, [one])
+    sums.add(0, 1, [other])
+    assert torch.equal(numbers(sums), ((one + other) / 2).reshape(-1))
+
+
+def test_what_is_left_out_does_not_count() -> None:
+    one, other = filled((0, 2)), filled((5,))
+    for worker in (one, other):
+        worker.leave_out({1, 3, 4})
+    found = [gradients(m)[1] for m in (0, 2, 5)]
+    reduced = one.decode(summed(one, other))
+    assert torch.equal(reduced.gradients[1], (found[0] + found[1] + found[2]) / 3)
+    with pytest.raises(InternalError, match=r"micro-batches \[0, 2\] are in the sums, of which only \[2\] were"):
+        one.leave_out({2})
+    one.leave_out({0, 2, 4})
+    assert one.counted == frozenset()
+    none = Accumulator(LAYOUT)
+    none.leave_out(range(6))
+    assert none.decode(summed(none)).squared_norm == 0.0
+
+
+def test_what_a_sharded_stage_gathers_is_added_to_what_it_has_counted() -> None:
+    sums = Accumulator(LAYOUT)
+    with pytest.raises(InternalError, match="not counted"):
+        sums.add_sums(gradients(0))
+    for microbatch in range(6):
+        sums.add(3, microbatch, [None] * 3)
+    sums.message()
+    sums.add_sums([gradients(7)[0], None, None])
+    first, second, third = sums.decode(summed(sums)).gradients
+    assert torch.equal(first, gradients(7)[0] / 6)
+    assert (second, third) == (None, None)
 
 
 def test_what_does_not_belong_is_refused() -> None:
-    sums = filled("exact", (0,))
+    sums = filled((0,))
     with pytest.raises(InternalError, match="layer 4"):
         sums.add(4, 0, gradients(0))
     with pytest.raises(InternalError, match="micro-batch 6"):
         sums.add(3, 6, gradients(0))
-    with pytest.raises(InternalError, match="message is"):
-        sums.decode(sums.message()[:-1])
-    with pytest.raises(ConfigError, match="numerics 'slow'"):
-        make_accumulator("slow", LAYOUT)  # type: ignore[arg-type]
+    whole = summed(filled(range(6)))
+    with pytest.raises(InternalError, match="the sum is"):
+        sums.decode(Total(whole.total[:-1], whole.headers))
+    for header in (b"", whole.headers[0][:-1], whole.headers[0] + b"\0", b"\xff" * 40):
+        with pytest.raises(InternalError, match="bytes are no header of it"):
+            sums.decode(Total(whole.total, (header,)))
     with pytest.raises(ConfigError, match="float64"):
         check_dtype("weight", torch.float64)
 
 
 def test_a_layer_without_parameters_still_has_a_ledger() -> None:
     layout = Layout(layers=(2,), shapes=(), num_microbatches=2, record_width=0)
-    for numerics in ("exact", "queued", "fast"):
-        sums = make(numerics, layout)
-        sums.add(2, 0, [])
-        with pytest.raises(LedgerError):
-            sums.decode(sums.message())
-        sums.add(2, 1, [])
-        assert sums.decode(sums.message()).gradients == ()
-
-
-def test_a_flag_stays_with_its_step() -> None:
-    sums = make("queued", LAYOUT)
-    for microbatch in range(6):
-        sums.add(3, microbatch, [torch.full(shape, float("nan")) for shape in LAYOUT.shapes])
-    assert not sums.decode(sums.message()).finite
-    assert torch.equal(sums.message(), sums.message()), "it is asked for again after a failure"
-    sums.reset()
-    for microbatch in range(6):
-        sums.add(3, microbatch, gradients(microbatch))
-    assert torch.equal(sums.message()[:18], filled("exact", tuple(range(6))).message()[:18])
-    for microbatch in range(6):
-        sums.record(microbatch, torch.zeros(2))
-    assert sums.decode(sums.message()).finite
+    sums = Accumulator(layout)
+    sums.add(2, 0, [])
+    with pytest.raises(LedgerError):
+        summed(sums)
+    sums.add(2, 1, [])
+    message: Contribution = sums.message()
+    assert message.parts == ()
+    assert sums.decode(add_up([message])).gradients == ()

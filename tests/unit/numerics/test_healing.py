@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import CorruptBlob, InternalError
 from holdfast.runtime.engine.emulated import EmulatedStage
 
@@ -120,7 +121,7 @@ def run_emulated(step: int, owner: EmulatedStage, *others: EmulatedStage) -> Non
         owner.forward(step, microbatch, None)
         owner.backward(OpKind.B, step, microbatch, None)
     for layer in range(2):
-        total = sum((stage.message((layer,), 0) for stage in others), owner.message((layer,), 0))
+        total = add_up([stage.message((layer,), 0) for stage in stages])
         for stage in stages:
             stage.accept((layer,), total)
     for stage in stages:

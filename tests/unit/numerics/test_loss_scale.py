@@ -166,13 +166,12 @@ def scales(stages: list[Stage]) -> LossScale:
     return found
 
 
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])
 @pytest.mark.parametrize("name", JOBS)
-def test_scaling_changes_no_bit_of_steps_that_count(name: str, split: bool, numerics: Any) -> None:
+def test_scaling_changes_no_bit_of_steps_that_count(name: str, split: bool) -> None:
     """A power of two goes through the backward pass and out again; norm and clipping see what they would without."""
     make, ranges = JOBS[name]
-    changes: dict[str, Any] = {"clip_norm": 0.5, "numerics": numerics}
+    changes: dict[str, Any] = {"clip_norm": 0.5}
     plain, losses = train(make(**changes), ranges, [[0, 1]], 3, split=split)
     scaled, same = train(make(**changes, scaling=SCALING), ranges, [[0, 1]], 3, split=split)
     assert same == losses

@@ -90,7 +90,6 @@ def boundaries(layers, batch, loss):
             loss=loss,
             optimizer=make_optimizer("adamw", lr=0.1),
             lr_scale=lambda step: 1.0,
-            numerics="exact",
             seed=3,
             num_microbatches=1,
             load=lambda step, microbatch: batch,

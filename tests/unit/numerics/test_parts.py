@@ -11,6 +11,7 @@ from holdfast.config.load import parse_job
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import InternalError
 from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.settings.planning import healthy_plan
@@ -63,9 +64,9 @@ def one_step(routes, kinds, again, *, layer_by_layer=False):
                     value = stages[worker].backward(kind, 0, microbatch, value, part)
             assert value is None, "nor does layer 0"
     for reduction in stages[0].reductions:
-        total = stages[0].message(reduction) + stages[1].message(reduction)
+        summed = add_up([stage.message(reduction) for stage in stages])
         for stage in stages:
-            stage.accept(reduction, total.clone())
+            stage.accept(reduction, summed)
     verdict = stages[0].merge_votes(stages[0].vote(), stages[1].vote())
     digests = []
     for stage in stages:

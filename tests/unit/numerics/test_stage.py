@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import ConfigError, InternalError, LedgerError, ReplicaDiverged
 from holdfast.optim.digest import digest_run, load_layer
 from holdfast.optim.factory import make_optimizer
@@ -85,7 +86,7 @@ def test_tied_weights_stay_equal() -> None:
 
 
 def test_gradients_equal_plain_autograd() -> None:
-    job = gpt_job(numerics="fast", num_microbatches=2)
+    job = gpt_job(num_microbatches=2)
     job.layers = lambda: _without_dropout()
     (stage,) = job.stages([(0, 5)])
     plain = _without_dropout()
@@ -108,22 +109,22 @@ def _without_dropout() -> list[nn.Module]:
     return gpt.build(layers=3, width=32, heads=2, context=16, vocab=32, dropout=0.0)
 
 
-def test_fast_repeats_itself_and_stays_close_to_exact() -> None:
-    grid = GPT_GRIDS["two_by_two"]
-    first, _ = train(gpt_job(numerics="fast"), steps=2, **grid)
-    again, _ = train(gpt_job(numerics="fast"), steps=2, **grid)
-    exact, _ = train(gpt_job(), steps=2, **grid)
-    assert digest(first) == digest(again)
-    for name, value in exact[0].export(1).parameters.items():
-        torch.testing.assert_close(value, first[0].export(1).parameters[name], rtol=1e-2, atol=1e-3)
-
-
 def test_the_ledger_refuses_a_micro_batch_counted_twice() -> None:
     (stage,) = gpt_job().stages([(0, 5)])
-    for microbatch in (0, 1, 2, 3, 3, 4, 5):
+    for microbatch in (0, 1, 2, 3):
         run_microbatch([stage], 0, microbatch)
     with pytest.raises(LedgerError) as caught:
-        reduce([stage])
+        run_microbatch([stage], 0, 3)
+    assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (4, 3, 2)
+
+
+def test_the_ledger_refuses_a_micro_batch_that_two_workers_count() -> None:
+    stages = gpt_job().stages([(0, 5), (0, 5)])
+    for microbatch in range(6):
+        run_microbatch([stages[0]], 0, microbatch)
+    run_microbatch([stages[1]], 0, 3)
+    with pytest.raises(LedgerError) as caught:
+        reduce(stages)
     assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (0, 3, 2)
 
 
@@ -138,12 +139,9 @@ def test_the_ledger_refuses_a_dropped_micro_batch() -> None:
     assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (0, 4, 0)
 
 
-@pytest.mark.parametrize(
-    ("numerics", "value"),
-    [("exact", float("nan")), ("exact", float("inf")), ("exact", 1e30), ("fast", float("nan")), ("fast", float("inf"))],
-)
-def test_a_step_that_is_not_finite_is_omitted(numerics: Any, value: float) -> None:
-    job = gpt_job(numerics=numerics)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_step_that_is_not_finite_is_omitted(value: float) -> None:
+    job = gpt_job()
     stages = job.stages([(0, 2), (2, 5)])
     before = digest(stages)
     for microbatch in range(6):
@@ -245,7 +243,7 @@ def test_a_sum_that_stands_is_handed_over_and_nothing_is_added_to_it(make: Calla
         run_microbatch([first], 0, microbatch)
     standing = first.reductions[:3]
     for reduction in standing:
-        first.accept(reduction, first.message(reduction))
+        first.accept(reduction, add_up([first.message(reduction)]))
     (kept,) = first.progress()
     assert kept.complete == tuple(sorted(standing))
     for stage in (first, second):
@@ -280,7 +278,7 @@ def test_discard_forgets_the_sums() -> None:
     run_microbatch([stage], 0, 1)
     stage.discard()
     assert stage.counted() == dict.fromkeys(range(5), frozenset())
-    assert all(not stage.message(reduction).any() for reduction in stage.reductions)
+    assert all(not stage.message(reduction).parts for reduction in stage.reductions)
 
 
 @pytest.mark.parametrize("make", [gpt_job, convnet_job])
@@ -316,7 +314,6 @@ def test_own_layers_alone_suffice() -> None:
             loss=job.loss,
             optimizer=job.optimizer,
             lr_scale=lambda step: 1.0 / (1 + step),
-            numerics="exact",
             seed=job.seed,
             num_microbatches=6,
             load=job.load,
@@ -424,7 +421,6 @@ def test_layers_that_still_share_a_parameter_are_refused() -> None:
             loss=nn.functional.mse_loss,
             optimizer=make_optimizer("sgd", lr=0.1),
             lr_scale=lambda _: 1.0,
-            numerics="exact",
             seed=0,
             num_microbatches=1,
             load=lambda *_: (torch.zeros(1, 4), torch.zeros(1, 4)),

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.devices.cuda import Cuda
 from holdfast.devices.device import Host
 from holdfast.errors import ConfigError
@@ -106,7 +107,6 @@ def test_what_is_measured_is_what_training_computes(tree):
         loss=model.loss,
         optimizer=build_optimizer(job),
         lr_scale=lambda step: 1.0,
-        numerics="exact",
         seed=job.train.seed,
         num_microbatches=2,
         load=lambda step, microbatch: load(*divmod(2 * step + microbatch, job.global_microbatches)),
@@ -116,7 +116,7 @@ def test_what_is_measured_is_what_training_computes(tree):
             whole.forward(step, microbatch, None)
             whole.backward(OpKind.B, step, microbatch, None)
         for reduction in whole.reductions:
-            whole.accept(reduction, whole.message(reduction))
+            whole.accept(reduction, add_up([whole.message(reduction)]))
         whole.conclude(whole.vote())
         for index in range(number):
             whole.update(index)

@@ -11,6 +11,7 @@ from holdfast.core.placement import split_evenly
 from holdfast.core.plan import with_listeners
 from holdfast.core.profile import unit_costs
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.protocol.effects import Attach, Listen, Report
 from holdfast.protocol.executor import FinishReduce, Give, Reach, Run, StartReduce, Take
 from holdfast.protocol.worker import WorkerProtocol
@@ -79,10 +80,10 @@ class Board:
                 key = (receive.payload, receive.microbatch, step, receive.peer, worker)
                 return self._sent.pop(key) if key in self._sent else BLOCKED
             case StartReduce(reduction=reduction, step=step, value=value):
-                self._sums.setdefault((reduction, step), {})[worker] = value.copy()
+                self._sums.setdefault((reduction, step), {})[worker] = value
             case FinishReduce(reduction=reduction, step=step):
                 parts = self._sums[reduction, step]
-                return sum(parts.values()) if len(parts) == len(reduction.workers) else BLOCKED
+                return add_up(list(parts.values())) if len(parts) == len(reduction.workers) else BLOCKED
             case Attach() | Report(message=Joined()):
                 pass
         return None

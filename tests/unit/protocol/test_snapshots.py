@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import InternalError
 from holdfast.protocol.snapshots import KEPT, Snapshots
 from holdfast.runtime.engine.emulated import EmulatedStage
@@ -19,7 +20,7 @@ def advance(stage, step):
     stage.forward(step, 0, None)
     stage.backward(OpKind.B, step, 0, None)
     for layer in (0, 1):
-        stage.accept((layer,), stage.message((layer,), 0))
+        stage.accept((layer,), add_up([stage.message((layer,), 0)]))
     stage.conclude(stage.vote())
     for layer in (0, 1):
         stage.update(layer)

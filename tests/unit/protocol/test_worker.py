@@ -35,6 +35,7 @@ from holdfast.core.profile import unit_costs
 from holdfast.core.routes import Route, Routes, Visit
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.slots import renamed
+from holdfast.core.summing import add_up
 from holdfast.errors import CorruptBlob, InternalError, LedgerError, PeerLost, StaleGeneration
 from holdfast.protocol.effects import (
     Attach,
@@ -148,7 +149,7 @@ class Driver:
                     return np.array([[1.0, 1.0, 1.0]] * 5)
                 return np.arange(WIDTH) + 1000 * step + 100 * receive.microbatch.index
             case StartReduce(reduction=reduction, value=value):
-                self._started[reduction] = value.copy()
+                self._started[reduction] = add_up([value])
             case PollReduce(reduction=reduction):
                 return self._started.pop(reduction) if self._sums_at_once else None
             case FinishReduce(reduction=reduction):
@@ -351,7 +352,7 @@ def test_losses_do_not_depend_on_what_was_interrupted():
     stage.forward(0, 1, other)
     stage.discard()
     stage.forward(0, 0, other)
-    message = stage.message((4,), 0)
+    (message,) = stage.message((4,), 0).parts
     losses = message[-MICROBATCHES:].view(np.float64).tolist()
     assert losses[1] == 0.0
 
@@ -384,7 +385,7 @@ def run_alone(instructions):
             forward = effect.op.kind is OpKind.F
             result = stage.forward(0, act, None) if forward else stage.backward(effect.op.kind, 0, act, None)
         if isinstance(effect, StartReduce):
-            started[effect.reduction] = effect.value
+            started[effect.reduction] = add_up([effect.value])
         if isinstance(effect, FinishReduce):
             result = started[effect.reduction]
 
@@ -450,7 +451,7 @@ def chain(activation_of):
         last.forward(0, m, given[activation_of(m)])
         first.backward(OpKind.B, 0, m, last.backward(OpKind.B, 0, m, None))
     for layer, stage in enumerate((first, last)):
-        stage.accept((layer,), stage.message((layer,), 0))
+        stage.accept((layer,), add_up([stage.message((layer,), 0)]))
         stage.conclude(np.ones((2, 3)))
         stage.update(layer)
         stage.swap(layer)
@@ -646,7 +647,7 @@ class Entering(Driver):
     def play_step(self, step):
         self.compute(step)
         for layer in (3, 4):
-            self.peer.accept((layer,), self.peer.message((layer,), 0))
+            self.peer.accept((layer,), add_up([self.peer.message((layer,), 0)]))
         self.conclude()
 
     def _perform(self, effect):
@@ -654,7 +655,7 @@ class Entering(Driver):
             case Reach(point=Point.START, step=step):
                 self.compute(step)
             case StartReduce(reduction=reduction, value=value):
-                self._started[reduction] = value + self.peer.message(reduction.layers, 0)
+                self._started[reduction] = add_up([value, self.peer.message(reduction.layers, 0)])
                 self.peer.accept(reduction.layers, self._started[reduction])
                 return None
             case StepCommitted():
@@ -703,7 +704,8 @@ def test_who_has_no_state_yet_keeps_all_from_the_next_boundary(tmp_path):
     dissents = {}
     for effect in driver.effects:
         if isinstance(effect, StartReduce):
-            dissents.setdefault(effect.step, int(effect.value[WIDTH]))
+            (message,) = effect.value.parts
+            dissents.setdefault(effect.step, int(message[WIDTH]))
     assert dissents == {step: int(step < synced.step) for step in range(1, driver.protocol.rules.steps)}
     assert dissents[1] == 1
 

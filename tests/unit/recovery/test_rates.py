@@ -39,7 +39,7 @@ ONCE, TWICE = replace(FREE, sums=1), replace(FREE, sums=2)
         (2, ONCE, 1),  # a layer's backward takes 2 s, its sum 1: that of the first layer comes behind all
         (2, TWICE, 2),
         (4, ONCE, 1.5),  # each sends 2 x 3/4 of a layer: 1.5 s
-        (4, TWICE, 3 + 3),  # 3 s, while the next layer takes 2: of four layers in a row 1 s more is behind each time
+        (4, TWICE, 2.25 + 0.75),  # 3 x 3/4 s, while the next layer takes 2: of four in a row 0.25 s more are behind
     ],
 )
 def test_the_last_sums_are_waited_for(pipelines, rates, behind_s):

@@ -6,6 +6,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Send
 from holdfast.core.lower import lower
 from holdfast.core.placement import split_evenly
+from holdfast.core.summing import SumSize
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.parts import goes_whole, longest_parts
@@ -17,13 +18,11 @@ GENERATION = 3
 PROGRAMS = {program.worker: program for program in lower(regular_plan(3, split_evenly(6, 3), 2), ties=((0, 5),))}
 WORKER = WorkerId(1, 1)
 SPEC = TensorSpec(shape=(25,), dtype="float32")
-SUM_BYTES = 6_000_000
+SIZE = SumSize(header=40, part=6_000_000, parts=3)
 
 
 def allowance():
-    return Allowance.of(
-        WORKER, GENERATION, Expected.of([PROGRAMS[WORKER]], lambda receive: SPEC, lambda layers: SUM_BYTES)
-    )
+    return Allowance.of(WORKER, GENERATION, Expected.of([PROGRAMS[WORKER]], lambda receive: SPEC, lambda layers: SIZE))
 
 
 def sent_to(worker, step):
@@ -34,8 +33,9 @@ def sent_to(worker, step):
                 yield other, label_of(MessageKey.of(send, GENERATION, step)), 100
         for reduction in PROGRAMS[other].reductions:
             if worker in reduction.workers:
-                for kind, size in longest_parts(SUM_BYTES, len(reduction.workers)).items():
-                    yield other, label_of_sum(SumKey(GENERATION, step, reduction), kind), size
+                for kind, size in longest_parts(SIZE, len(reduction.workers)).items():
+                    for number in range(SIZE.parts if kind is Kind.PART else 1):
+                        yield other, label_of_sum(SumKey(GENERATION, step, reduction), kind, number), size
 
 
 def test_two_steps_of_what_the_others_send_may_wait_and_no_more():
@@ -84,12 +84,33 @@ def test_where_no_plan_is_known_all_may_come_but_not_without_end():
 
 
 @pytest.mark.parametrize("members", [2, 3, 8])
-@pytest.mark.parametrize("declared", [8, 1 << 18, 1 << 19, 1 << 20, 5_000_008])
-def test_a_contribution_may_be_shorter_than_was_declared(members, declared):
-    """It may go whole then, though the longest would not."""
-    allowed = longest_parts(declared, members)
-    most = declared // 8
-    for count in {1, min(members, most), (most + 1) // 2, most}:
-        shares = [8 * (count * (n + 1) // members - count * n // members) for n in range(members)]
-        sent = {Kind.PART: 8 * count} if goes_whole(8 * count, members) else dict.fromkeys(allowed, max(shares))
-        assert all(size <= allowed[kind] for kind, size in sent.items())
+@pytest.mark.parametrize("numbers", [0, 1, 7, 1 << 18, 1_250_001])
+def test_no_share_is_longer_than_it_may_be(members, numbers):
+    size = SumSize(header=9, part=4 * numbers)
+    allowed = longest_parts(size, members)
+    shares = [4 * (numbers * (n + 1) // members - numbers * n // members) for n in range(members)]
+    sent = (
+        {Kind.PART: size.part}
+        if goes_whole(size.part, members)
+        else dict.fromkeys((Kind.PART, Kind.TOTAL), max(shares))
+    )
+    assert allowed.keys() == sent.keys() | {Kind.HEADER}
+    assert all(size <= allowed[kind] for kind, size in sent.items())
+
+
+def test_as_many_parts_may_come_as_were_declared():
+    reduction = next(each for each in PROGRAMS[WORKER].reductions if len(each.workers) > 1)
+    waiting = Allowance.of(WORKER, GENERATION, Expected(messages=(), sums=((reduction, SIZE),)))
+    source = next(worker for worker in reduction.workers if worker != WORKER)
+    parts = [label_of_sum(SumKey(GENERATION, 0, reduction), Kind.PART, number) for number in range(SIZE.parts)]
+    for part in parts:
+        waiting.park(source, part, 100)
+    with pytest.raises(BadFrame, match="the plan has no such message"):
+        waiting.park(source, parts[0]._replace(kind=Kind.SUM), 100)
+
+
+def test_what_is_asked_for_without_a_size_may_be_no_longer_than_the_plan_says():
+    source, label, size = next(each for each in sent_to(WORKER, 0) if each[1].kind is Kind.HEADER)
+    allowance().check(source, label, size)
+    with pytest.raises(BadFrame, match=f"of {size + 1} bytes: the plan gives it {size}"):
+        allowance().check(source, label, size + 1)

@@ -17,6 +17,7 @@ from holdfast.control.messages import ShardFailed, ShardWritten
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.data import digits
 from holdfast.errors import ConfigError, CorruptBlob, InternalError, MissingBlob
 from holdfast.optim.digest import layer_sha256
@@ -146,7 +147,7 @@ def run_step(stage, step):
     for microbatch in range(2):
         stage.backward(OpKind.B, step, microbatch, None)
     for reduction in stage.reductions:
-        stage.accept(reduction, stage.message(reduction))
+        stage.accept(reduction, add_up([stage.message(reduction)]))
     stage.conclude(stage.vote())
     for layer in stage.layers:
         stage.update(layer)

@@ -11,6 +11,7 @@ from tests.waiting import LIMIT_S
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
 from holdfast.core.profile import Link
+from holdfast.core.summing import plain
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.transport.delayed import DelayedTransport
@@ -111,5 +112,5 @@ def test_an_abort_ends_the_wait_for_a_message_under_way():
 
 def test_reductions_are_not_delayed():
     a, b = pair(Link(latency_s=3600.0, bytes_per_s=1.0))
-    handles = [end.all_reduce(SumKey(1, 0, Reduction((0,), (A, B))), WORDS) for end in (a, b)]
-    assert all(torch.equal(handle.wait(), 2 * WORDS) for handle in handles)
+    handles = [end.all_reduce(SumKey(1, 0, Reduction((0,), (A, B))), plain(WORDS)) for end in (a, b)]
+    assert all(torch.equal(handle.wait().total, 2 * WORDS) for handle in handles)

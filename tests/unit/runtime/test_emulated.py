@@ -6,6 +6,7 @@ import pytest
 from holdfast.core.placement import LayerRange
 from holdfast.core.profile import LayerProfile, Link, Profile, uniform_profile
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import SumSize, add_up
 from holdfast.errors import LedgerError
 from holdfast.runtime.engine.emulated import EmulatedStage
 
@@ -112,7 +113,7 @@ def test_late_wake_ups_are_allowed_for(late_s, left_s):
 
 def finish(made):
     for index in range(3):
-        made.accept((index,), made.message((index,), 0))
+        made.accept((index,), add_up([made.message((index,), 0)]))
     made.conclude(np.array([[1.0, 1.0, 0.0]] * 3))
     for index in range(3):
         made.update(index)
@@ -177,7 +178,8 @@ def test_a_dropped_w_is_stopped_by_the_ledger():
 def test_no_message_is_longer_than_was_said():
     made = EmulatedStage(layers=(0, 3), num_layers=4, num_microbatches=5)
     for layer in (0, 3):
-        assert made.message((layer,), 0).nbytes == made.message_bytes((layer,))
+        (part,) = made.message((layer,), 0).parts
+        assert SumSize(header=0, part=part.nbytes) == made.message_size((layer,))
 
 
 def test_a_profile_does_not_change_the_bits():

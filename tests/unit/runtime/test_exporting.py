@@ -68,9 +68,7 @@ def run_of_script(folder):
     prepared = prepare(model, made, schedulers=(scheduler,), bucket_bytes=8)
     prepared.objects = [Average()]
     prepared.begin()
-    stage = LoopStage(
-        prepared=prepared, turns=None, owned=range(len(prepared.buckets)), numerics="exact", num_microbatches=1
-    )
+    stage = LoopStage(prepared=prepared, turns=None, owned=range(len(prepared.buckets)), num_microbatches=1)
     folder.mkdir()
     (folder / "job.yaml").write_text(SCRIPT.replace("GRID", GRID))
     for layer in stage.layers:

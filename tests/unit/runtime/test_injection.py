@@ -22,7 +22,6 @@ from holdfast.runtime.injection.worker import OnThisProcess, WorkerInjector
 from holdfast.runtime.isolation import Namespace
 from holdfast.runtime.node.entries import STRIKE_COORDINATOR, STRIKE_WORKER, WORKER
 from holdfast.runtime.specs import WorkerSpec
-from holdfast.runtime.transport.port import ReadySum
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import EventLog, Summed
 
@@ -42,7 +41,7 @@ class Told:
 
     def all_reduce(self, key, value):
         self.done.append(("all_reduce", key.step))
-        return ReadySum(value)
+        return SimpleNamespace(ready=True, wait=lambda: value)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import threading
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import ConfigError, InternalError, WorkFailed
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.mirror import Mirror
@@ -59,9 +61,7 @@ class Worker:
         self.prepared = prepare(whole, (optimizer,), schedulers=(self.scheduler,), bucket_bytes=60)
         self.turns, self.items = AtOnce(self.prepared), items
         owned = range(len(self.prepared.buckets))
-        self.stage = LoopStage(
-            prepared=self.prepared, turns=self.turns, owned=owned, numerics="exact", num_microbatches=num_microbatches
-        )
+        self.stage = LoopStage(prepared=self.prepared, turns=self.turns, owned=owned, num_microbatches=num_microbatches)
         self.layers = LayerRange(0, len(owned))
 
     def compute(self, step):
@@ -86,9 +86,9 @@ def same(one, other):
 
 def reduce(workers, reductions, takers=None):
     for reduction in reductions:
-        total = sum(worker.stage.message(reduction) for worker in workers)
+        summed = add_up([worker.stage.message(reduction) for worker in workers])
         for worker in workers if takers is None else takers:
-            worker.stage.accept(reduction, total.clone())
+            worker.stage.accept(reduction, replace(summed, total=summed.total.clone()))
 
 
 def healthy(steps):
@@ -560,7 +560,7 @@ def simulated(**options):
     prepared = prepare(whole, (wrapped,), **kinds)
     prepared.fail(MICROBATCHES, 10)
     turns, owned = AtOnce(prepared), range(len(prepared.buckets))
-    stage = LoopStage(prepared=prepared, turns=turns, owned=owned, numerics="exact", num_microbatches=MICROBATCHES)
+    stage = LoopStage(prepared=prepared, turns=turns, owned=owned, num_microbatches=MICROBATCHES)
     for step in range(3):
         run_step(stage, SimpleNamespace(prepared=prepared, microbatches=MICROBATCHES), step)
     return [p.detach().clone() for p in whole.parameters()], len(owned)
@@ -608,6 +608,6 @@ def test_a_model_may_have_a_length_which_says_nothing_about_it(length):
     whole = Sized()
     prepared = prepare(whole, (torch.optim.SGD(whole.parameters(), lr=0.1),), bucket_bytes=60)
     owned = range(len(prepared.buckets))
-    stage = LoopStage(prepared=prepared, turns=AtOnce(prepared), owned=owned, numerics="exact", num_microbatches=1)
+    stage = LoopStage(prepared=prepared, turns=AtOnce(prepared), owned=owned, num_microbatches=1)
     assert len(owned) > 1
     assert stage.stats.buffer_names >= {"norm.running_mean", "norm.running_var"}

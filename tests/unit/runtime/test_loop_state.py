@@ -59,7 +59,6 @@ class Job:
             prepared=self.prepared,
             turns=AtOnce(self.prepared),
             owned=range(len(self.prepared.buckets)),
-            numerics="exact",
             num_microbatches=MICROBATCHES,
         )
 

@@ -205,4 +205,5 @@ def test_faults_are_put_around_the_ports_of_a_job_that_has_some():
     assert len(ours.coordinator.around) == 1
     group = SimpleNamespace(spec_of=lambda worker, begins: briefing(request()).worker(worker, begins=begins))
     ours.around(group)
-    assert [len(group.spec_of(WorkerId(0, stage), True).around) for stage in range(2)] == [1, 0]
+    around = [group.spec_of(WorkerId(0, stage), True).around for stage in range(2)]
+    assert [[len(each.args[0].faults) for each in one] for one in around] == [[1], [0]]

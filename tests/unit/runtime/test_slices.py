@@ -43,9 +43,8 @@ class Wire:
         taker, chunk = self.workers[target], Chunk(label, len(body), 0, len(body))
         if (incoming := taker.begin(source, chunk)) is None:
             return False
-        if (place := incoming.place(chunk)) is not None:
-            place[:] = body
-        taker.add(incoming, chunk, memoryview(body))
+        incoming.place(chunk)[:] = body
+        taker.add(incoming, chunk)
         return True
 
 

@@ -9,6 +9,7 @@ import torch
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Reduction
+from holdfast.core.summing import plain
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.parts import goes_whole
@@ -39,10 +40,8 @@ class Wires:
                 part = memoryview(body)[offset : offset + CHUNK_BYTES]
                 chunk = Chunk(label, len(body), offset, len(part), 0)
                 incoming = inbox.begin(source, chunk)
-                if (place := incoming.place(chunk)) is not None:
-                    place[:] = part
-                    part = place
-                inbox.add(incoming, chunk, part)
+                incoming.place(chunk)[:] = part
+                inbox.add(incoming, chunk)
 
 
 def contributions(members, size, dtype):
@@ -64,12 +63,12 @@ def test_a_sum_is_right_and_leaves_nothing_behind(dtype, members, size, all_ask_
     try:
         sums = []
         for worker, own in zip(workers, given, strict=True):
-            sums.append(Summing(key, worker, own, wires.inboxes[worker], partial(wires.send, worker)))
+            sums.append(Summing(key, worker, plain(own), wires.inboxes[worker], partial(wires.send, worker)))
             sums[-1].start()
             if not all_ask_first:
                 wires.carry()  # so that the others have it parked
         wires.carry()
-        totals = [each.wait() for each in sums]
+        totals = [each.wait().total for each in sums]
         gone = [weakref.ref(each) for each in sums]
         del sums
         assert [each() for each in gone] == [None] * members, (
@@ -89,7 +88,9 @@ def test_a_sum_that_is_given_up_leaves_nothing_behind_either():
     gc.collect()
     gc.disable()
     try:
-        summing = Summing(key, workers[0], torch.ones(3), wires.inboxes[workers[0]], partial(wires.send, workers[0]))
+        summing = Summing(
+            key, workers[0], plain(torch.ones(3)), wires.inboxes[workers[0]], partial(wires.send, workers[0])
+        )
         summing.start()
         gone = weakref.ref(summing)
         del summing

@@ -73,7 +73,7 @@ def stage_table(
         gpus_per_node: GPUs of a node, at least 1.
         memory_bytes: memory of one GPU; None: no limit.
         copies: how often parameters and optimizer state are held: twice where a job keeps a shadow.
-        sums: memory for gradients, in sizes of the parameters: 2 for exact sums of float32, else 1.
+        sums: memory for sums of gradients, in sizes of the parameters: see `holdfast.core.sum_order.most_held`.
 
     Raises:
         ConfigError: the profile lacks times on so many GPUs; names the first layer and number.

@@ -25,6 +25,7 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.profile import Profile
 from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import Contribution, SumSize, Total, plain
 from holdfast.errors import InternalError, LedgerError
 from holdfast.protocol.auditing import CLAIMS_BYTES, Digests, pack_claims, unpack_claims
 from holdfast.runtime.engine.stepped import SteppedStage, Work, part_of
@@ -297,21 +298,21 @@ class EmulatedStage(SteppedStage[_Words, bool]):
     def _dissent_from(self, reduction: tuple[int, ...]) -> None:
         self._dissent = max(self._dissent, 1)
 
-    def message(self, layers: tuple[int, ...], dissent: int) -> Any:
+    def message(self, layers: tuple[int, ...], dissent: int) -> Contribution:
         """See StepEngine.message."""
         (layer,) = layers
         last = (self._losses.view(np.int64),) if layer == self._num_layers - 1 else ()
-        return self._sends(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last)))
+        return plain(self._sends(np.concatenate((self._sums[layer], [dissent], self._counts[layer], *last))))
 
-    def message_bytes(self, layers: tuple[int, ...]) -> int:
-        """See StepEngine.message_bytes."""
+    def message_size(self, layers: tuple[int, ...]) -> SumSize:
+        """See StepEngine.message_size."""
         losses = self._num_microbatches if layers == (self._num_layers - 1,) else 0
-        return _WORD_BYTES * (self._sections[-1] + losses)
+        return SumSize(header=0, part=_WORD_BYTES * (self._sections[-1] + losses))
 
-    def accept(self, layers: tuple[int, ...], reduced: Any) -> None:
+    def accept(self, layers: tuple[int, ...], summed: Total) -> None:
         """See StepEngine.accept."""
         (layer,) = layers
-        total, dissent, counts, losses = np.split(self._receives(reduced), self._sections)
+        total, dissent, counts, losses = np.split(self._receives(summed.total), self._sections)
         self._dissent += int(dissent[0])
         for microbatch, count in enumerate(counts.tolist()):
             if count != (microbatch not in self._left_out):

@@ -38,7 +38,6 @@ from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
 from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError, InternalError
-from holdfast.optim.accumulate import Numerics
 from holdfast.optim.committed import Committed, CommittedLayer
 from holdfast.optim.factory import OptimizerFactory
 from holdfast.optim.loss_scale import LossScaling
@@ -153,7 +152,6 @@ class Stage(SummedStage):
         loss: the loss of one micro-batch; needed by owners of the last layer.
         optimizer: makes one layer's optimizer.
         lr_scale: factor on the learning rate, a pure function of the step.
-        numerics: ``exact`` or ``fast``.
         seed: seed of the job.
         num_microbatches: micro-batches of a step, over all pipelines.
         load: the samples of a micro-batch.
@@ -181,7 +179,6 @@ class Stage(SummedStage):
         loss: Loss,
         optimizer: OptimizerFactory,
         lr_scale: Callable[[int], float],
-        numerics: Numerics,
         seed: int,
         num_microbatches: int,
         load: Loader,
@@ -206,7 +203,6 @@ class Stage(SummedStage):
             },
             num_layers=len(layers) if num_layers is None else num_layers,
             ties=ties,
-            numerics=numerics,
             num_microbatches=num_microbatches,
             lr_scale=lr_scale,
             clip_norm=clip_norm,

@@ -16,9 +16,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.summing import Contribution, SumSize, Total
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, InternalError, ReplicaDiverged
-from holdfast.optim.accumulate import Layout, Numerics, Reduced, check_dtype, make_accumulator, present
+from holdfast.optim.accumulate import Accumulator, Layout, Reduced, check_dtype, present
 from holdfast.optim.committed import Committed
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, layer_file, layer_sha256, save_layer
 from holdfast.optim.factory import OptimizerFactory
@@ -63,7 +64,6 @@ class SummedStage(SteppedStage[Reduced, float]):
         owned: what is kept of each layer that this worker holds or follows, ascending.
         num_layers: of the whole model.
         ties: of the whole model.
-        numerics: ``exact`` or ``fast``.
         num_microbatches: micro-batches of a step, over all pipelines.
         lr_scale: factor on the learning rate, a pure function of the step.
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
@@ -79,7 +79,6 @@ class SummedStage(SteppedStage[Reduced, float]):
         *,
         num_layers: int,
         ties: Sequence[Tie] = (),
-        numerics: Numerics,
         num_microbatches: int,
         lr_scale: Callable[[int], float],
         clip_norm: float | None = None,
@@ -95,7 +94,7 @@ class SummedStage(SteppedStage[Reduced, float]):
         touching = [group for group in self._groups if any(layer in self._owned for layer in group)]
         self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in owned), *touching)
         """The reductions that this worker takes part in: own layers ascending, then groups of ties ascending."""
-        self._sums = {r: make_accumulator(numerics, self._layout(r), self._device) for r in self.reductions}
+        self._sums = {r: Accumulator(self._layout(r), self._device) for r in self.reductions}
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
@@ -120,8 +119,8 @@ class SummedStage(SteppedStage[Reduced, float]):
         for sums in self._sums.values():
             sums.reset()
 
-    def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
-        """Return this worker's message of a reduction, which nobody changes any more. Safe to call again.
+    def message(self, reduction: ReducedLayers, dissent: int = 0) -> Contribution:
+        """Return this worker's contribution to a reduction, which nobody changes any more. Safe to call again.
 
         Args:
             reduction: one of `reductions`.
@@ -129,17 +128,18 @@ class SummedStage(SteppedStage[Reduced, float]):
         """
         return self._sums[reduction].message(dissent)
 
-    def message_bytes(self, reduction: ReducedLayers) -> int:
-        """Return how many bytes any owner's message of a reduction has at most."""
-        return self._sums[reduction].message_bytes
+    def message_size(self, reduction: ReducedLayers) -> SumSize:
+        """Return how much any owner contributes to a reduction at most."""
+        return self._sums[reduction].layout.sum_size
 
-    def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
-        """Take the sum of all owners' messages, which may be in the host's memory.
+    def accept(self, reduction: ReducedLayers, summed: Total) -> None:
+        """Take the sum of all owners' contributions, which may be in the host's memory.
 
         Raises:
             LedgerError: a micro-batch was not counted exactly once; nothing was accepted.
         """
-        self._reduced[reduction] = self._sums[reduction].decode(reduced.to(self._device, non_blocking=True))
+        here = replace(summed, total=summed.total.to(self._device, non_blocking=True))
+        self._reduced[reduction] = self._sums[reduction].decode(here)
         self._sums[reduction].reset()
 
     def sum_message(self, reduction: ReducedLayers) -> Tensor:
@@ -180,7 +180,7 @@ class SummedStage(SteppedStage[Reduced, float]):
         return tuple((layer, tuple(sorted(numbers))) for layer, numbers in counted if numbers)
 
     def _counted_in(self, reduction: ReducedLayers, layer: int) -> frozenset[int]:
-        return frozenset(m for (i, m), count in self._sums[reduction].counts.items() if i == layer and count)
+        return frozenset(m for i, m in self._sums[reduction].counted if i == layer)
 
     def losses(self) -> list[float] | None:
         """Return the losses of the step in the order of micro-batches; None until the last layer's sum is accepted.

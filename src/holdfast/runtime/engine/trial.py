@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.items import item_spec, spec_of, stack
 from holdfast.data.randomness import seed_host
@@ -150,14 +151,14 @@ def _run(model: Model, stage: Stage, index: int, value: Tensor, gradient: Tensor
         found = stage.backward(OpKind.B, 0, 0, gradient.clone())
     sums = [stage.message(reduction) for reduction in stage.reductions]
     for reduction, message in zip(stage.reductions, sums, strict=True):
-        stage.accept(reduction, message.clone())
+        stage.accept(reduction, add_up((message,)))
     stage.conclude(stage.vote())
     with theirs(f"the optimizer failed in its update of {name}"):
         stage.update(index)
     stage.swap(index)
     digest, size = stage.layer_digest(index), stage.export(index).num_bytes
     stage.take_back(0)
-    backward = (*(() if found is None else (found,)), *sums)
+    backward = (*(() if found is None else (found,)), *(part for message in sums for part in message.parts))
     return _Ran(forward=(output,), backward=backward, update=digest, state_bytes=size)
 
 

@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from holdfast.control.messages import Message, Strike
 from holdfast.core.faults import OF_A_STEP, Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
+from holdfast.core.summing import Contribution, Total
 from holdfast.runtime.driver import Driver
 from holdfast.runtime.injection.planned import WorkerFaults
 from holdfast.runtime.isolation import wait_until_cut
 from holdfast.runtime.transport.around import TransportAround
 from holdfast.runtime.transport.port import SumHandle, SumKey, Transport
 from holdfast.telemetry.events import Event, EventLog, FaultInjected, Summed, read_events_from
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Means", "OnThisProcess", "WorkerInjector", "strike_worker"]
 
@@ -280,11 +278,11 @@ class _StruckTransport(TransportAround):
         self._injector = injector
         self._num_sums = num_sums
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
         """See Transport.all_reduce."""
         of = self._num_sums()
         self._injector.contributing(key.step, of)
-        return _StruckSum(super().all_reduce(key, tensor), partial(self._injector.summed, key.step, of))
+        return _StruckSum(super().all_reduce(key, contribution), partial(self._injector.summed, key.step, of))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +296,7 @@ class _StruckSum:
     def ready(self) -> bool:
         return self.inner.ready
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Total:
         found = self.inner.wait()
         self.on_sum()
         return found

@@ -14,8 +14,8 @@ import torch
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import add_up
 from holdfast.errors import StepVoid
-from holdfast.optim.accumulate import Numerics
 from holdfast.runtime.loop.hosting import Loop, host
 from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import RunsItems, Turns
@@ -64,13 +64,12 @@ def _end_wrong() -> None:
     os._exit(2)  # nothing else changes what a process ends with once its script is over
 
 
-def whole_stage(loop: Loop, turns: RunsItems, numerics: Numerics = "exact") -> LoopStage:
+def whole_stage(loop: Loop, turns: RunsItems) -> LoopStage:
     """Returns an engine that holds all of a loop's model."""
     return LoopStage(
         prepared=loop.prepared,
         turns=turns,
         owned=range(len(loop.prepared.buckets)),
-        numerics=numerics,
         num_microbatches=loop.microbatches,
         logs=loop.logs,
     )
@@ -108,7 +107,7 @@ def _run_once(stage: LoopStage, loop: Loop, step: int) -> None:
         stage.forward(step, number, None, layers)
         stage.backward(OpKind.B, step, number, None, layers)
     for reduction in stage.reductions:
-        stage.accept(reduction, stage.message(reduction))
+        stage.accept(reduction, add_up((stage.message(reduction),)))
     stage.conclude(stage.vote())
     for layer in stage.layers:
         stage.update(layer)

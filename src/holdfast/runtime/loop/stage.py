@@ -22,9 +22,10 @@ from holdfast.core.ids import Interval
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Part, StepProgress
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import Total
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError, InternalError, StepVoid
-from holdfast.optim.accumulate import Numerics, Reduced, check_dtype, present
+from holdfast.optim.accumulate import Reduced, check_dtype, present
 from holdfast.optim.digest import LayerState, layer_file, save_layer, tensors_sha256
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.running_stats import RunningStats
@@ -104,7 +105,6 @@ class LoopStage(SummedStage):
         prepared: what is trained.
         turns: by which the loop is reached.
         owned: the buckets that are held or followed: all or none.
-        numerics: ``exact`` or ``fast``.
         num_microbatches: items of a step, over all workers.
         logs: names of what is logged of items.
         watch: called with each item that was run, and what came of it.
@@ -117,7 +117,6 @@ class LoopStage(SummedStage):
         prepared: Prepared,
         turns: RunsItems,
         owned: Sequence[int],
-        numerics: Numerics,
         num_microbatches: int,
         logs: tuple[str, ...] = (),
         watch: Callable[[Item, Gradients], None] = lambda item, found: None,
@@ -149,7 +148,6 @@ class LoopStage(SummedStage):
                 for index in owned
             },
             num_layers=last + 1,
-            numerics=numerics,
             num_microbatches=num_microbatches,
             lr_scale=lambda step: 1.0,
             clip_norm=prepared.clip_norm,
@@ -258,9 +256,9 @@ class LoopStage(SummedStage):
                 self._add(index, microbatch, gradients, record)
         return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if part.start else None
 
-    def accept(self, reduction: ReducedLayers, reduced: Tensor) -> None:
+    def accept(self, reduction: ReducedLayers, summed: Total) -> None:
         """Take a sum; nobody asks for the one of the step before any more. See `SummedStage.accept`."""
-        super().accept(reduction, reduced)
+        super().accept(reduction, summed)
         self._taken(reduction)
 
     def take_sum(self, reduction: ReducedLayers, message: Tensor) -> None:

@@ -178,7 +178,6 @@ class ScriptProcess(WorkerProcess):
             prepared=self._loop.prepared,
             turns=self._turns,
             owned=plan.placement.layers_of(self._spec.worker) if self._spec.worker in plan.workers else (),
-            numerics=job.train.numerics,
             num_microbatches=job.global_microbatches,
             logs=self._loop.logs,
             watch=self._compare,

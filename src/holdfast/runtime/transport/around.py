@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.summing import Contribution
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.port import Expected, MessageHandle, MessageKey, Sent, SumHandle, SumKey, Transport
 
@@ -44,9 +45,9 @@ class TransportAround:
         """See Transport.receive."""
         return self._inner.receive(key, peer, spec)
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
         """See Transport.all_reduce."""
-        return self._inner.all_reduce(key, tensor)
+        return self._inner.all_reduce(key, contribution)
 
     def drain(self) -> None:
         """See Transport.drain."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Receive, Reduction, Send
 from holdfast.core.program import WorkerProgram
+from holdfast.core.summing import Contribution, SumSize, Total, add_up
 from holdfast.core.tensorspec import TensorSpec
 
 if TYPE_CHECKING:  # keys are used where nobody has loaded torch
@@ -16,7 +17,6 @@ if TYPE_CHECKING:  # keys are used where nobody has loaded torch
 
 __all__ = [
     "Expected",
-    "Handle",
     "MessageHandle",
     "MessageKey",
     "ReadySum",
@@ -78,25 +78,25 @@ class Expected:
 
     Attributes:
         messages: each with what it holds.
-        sums: each with the most bytes that anybody contributes.
+        sums: each with the most that anybody contributes.
     """
 
     messages: tuple[tuple[Receive, TensorSpec], ...]
-    sums: tuple[tuple[Reduction, int], ...]
+    sums: tuple[tuple[Reduction, SumSize], ...]
 
     @classmethod
     def of(
         cls,
         programs: Iterable[WorkerProgram],
         spec_of: Callable[[Receive], TensorSpec],
-        bytes_of: Callable[[tuple[int, ...]], int],
+        size_of: Callable[[tuple[int, ...]], SumSize],
     ) -> Expected:
         """Returns what a worker's programs make it expect.
 
         Args:
             programs: of the worker.
             spec_of: what a message holds.
-            bytes_of: the most bytes that a contribution to the sum over these layers has.
+            size_of: the most that anybody contributes to the sum over these layers.
         """
         all_of_them = tuple(programs)
         every = (each for program in all_of_them for each in (*program.closing, *program.besides))
@@ -104,7 +104,7 @@ class Expected:
         sums = dict.fromkeys(each for program in all_of_them for each in program.reductions)
         return cls(
             messages=tuple((each, spec_of(each)) for each in receives),
-            sums=tuple((each, bytes_of(each.layers)) for each in sums if len(each.workers) > 1),
+            sums=tuple((each, size_of(each.layers)) for each in sums if len(each.workers) > 1),
         )
 
 
@@ -125,8 +125,8 @@ class Sent:
         )
 
 
-class Handle(Protocol):
-    """A receive or a reduction under way."""
+class MessageHandle(Protocol):
+    """A receive under way."""
 
     def wait(self) -> torch.Tensor:
         """Blocks until the tensor is there.
@@ -136,10 +136,6 @@ class Handle(Protocol):
             PeerLost: the other end is gone. The transport can only be closed then.
         """
 
-
-class MessageHandle(Handle, Protocol):
-    """A receive under way."""
-
     def kept(self) -> torch.Tensor | None:
         """Returns what has come, whether or not the generation is over; None if it has not, or not all of it.
 
@@ -147,8 +143,15 @@ class MessageHandle(Handle, Protocol):
         """
 
 
-class SumHandle(Handle, Protocol):
+class SumHandle(Protocol):
     """A reduction under way."""
+
+    def wait(self) -> Total:
+        """Blocks until the sum is there; see MessageHandle.wait.
+
+        Raises:
+            HoldfastError: the contributions do not make a sum, as whoever folds them says.
+        """
 
     @property
     def ready(self) -> bool:
@@ -157,18 +160,18 @@ class SumHandle(Handle, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadySum:
-    """A handle of a sum that is there already."""
+    """A handle of the sum of one worker alone."""
 
-    tensor: torch.Tensor
+    contribution: Contribution
 
     @property
     def ready(self) -> bool:
         """See SumHandle."""
         return True
 
-    def wait(self) -> torch.Tensor:
-        """See Handle."""
-        return self.tensor
+    def wait(self) -> Total:
+        """See SumHandle."""
+        return add_up((self.contribution,))
 
 
 class Transport(Protocol):
@@ -204,8 +207,8 @@ class Transport(Protocol):
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> MessageHandle:
         """Starts to receive what ``peer`` sends under the same key."""
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
-        """Starts to sum ``tensor`` over the reduction's workers, out of place.
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
+        """Starts to sum what all of the reduction's workers contribute, out of place.
 
         Nobody changes the argument any more, nor what the handle gives: either may still be on its way to others.
 

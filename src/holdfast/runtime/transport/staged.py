@@ -6,9 +6,11 @@ the host's memory: who computes with them brings them to the device.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.summing import Contribution
 from holdfast.runtime.transport.around import TransportAround
 from holdfast.runtime.transport.port import MessageKey, SumHandle, SumKey, Transport
 
@@ -36,7 +38,8 @@ class StagedTransport(TransportAround):
         """See Transport.send."""
         super().send(key, peer, self._device.on_host(tensor))
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
         """See Transport.all_reduce; the sum of one worker alone stays where it is."""
-        alone = len(key.reduction.workers) == 1
-        return super().all_reduce(key, tensor if alone else self._device.on_host(tensor))
+        if len(key.reduction.workers) > 1:
+            contribution = replace(contribution, parts=tuple(map(self._device.on_host, contribution.parts)))
+        return super().all_reduce(key, contribution)

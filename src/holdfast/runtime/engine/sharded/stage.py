@@ -20,6 +20,7 @@ from torch import Tensor
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import StepProgress
 from holdfast.core.schedule import OpKind
+from holdfast.core.summing import Contribution
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.engine.sharded.checks import part_spec
 from holdfast.runtime.engine.sharded.commands import (
@@ -113,7 +114,7 @@ class ShardedStage(Stage):
         self.ranks.tell(command)
         return self.run_backward(command, gradient)
 
-    def message(self, reduction: ReducedLayers, dissent: int = 0) -> Tensor:
+    def message(self, reduction: ReducedLayers, dissent: int = 0) -> Contribution:
         """See `SummedStage.message`."""
         self.ranks.tell(GatherSums(stage=self.number, reduction=reduction))
         self.gather_sums(reduction)

@@ -17,8 +17,6 @@ from holdfast.runtime.transport.links.wire import NO_STEP, BadFrame, Chunk, Kind
 __all__ = ["Inbox", "Incoming"]
 
 _NEVER = (0, NO_STEP)
-Fold = Callable[[int, memoryview], None]
-"""Takes a part of a message: where it begins, and its bytes, which are somebody else's afterwards."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,20 +24,18 @@ class Incoming:
     """A message that is coming.
 
     Attributes:
-        data: where it goes, bytes; None if its parts are folded as they come.
-        size: how many bytes whoever asked for it expects; None while nobody has.
+        data: where it goes, bytes; None before that is known, and if its size is wrong.
+        size: how many bytes whoever asked for it expects; None while nobody has, or if it may have any size.
         came: how much of it has come.
         total: how long the sender says that it is; None while nothing has come.
-        fold: takes its parts.
-        then: called once it is complete.
+        then: called with it once it is complete.
     """
 
     data: torch.Tensor | None = None
     size: int | None = None
     came: int = 0
     total: int | None = None
-    fold: Fold | None = None
-    then: Callable[[], None] | None = None
+    then: Callable[[Incoming], None] | None = None
 
     @property
     def complete(self) -> bool:
@@ -52,13 +48,13 @@ class Incoming:
         return None not in (self.size, self.total) and self.size != self.total
 
     def place(self, chunk: Chunk) -> memoryview | None:
-        """Where a part of it goes; None: into nobody's memory, to be folded."""
+        """Where a part of it goes; None: nowhere."""
         data = self.data  # which another thread may take
         return None if data is None else data.numpy().data[chunk.offset : chunk.offset + chunk.size]
 
     def let_go(self) -> None:
         """Calls nobody any more: who asked for this holds it, too, and a circle would live until it is looked for."""
-        self.fold = self.then = None
+        self.then = None
 
 
 @dataclass(slots=True)
@@ -106,8 +102,11 @@ class Inbox:
             if incoming.total is None:
                 incoming.total = chunk.total
                 if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere
-                    incoming.data = incoming.fold = None
+                    incoming.data = None
                     self._wake()
+                elif incoming.data is None:
+                    self._allowance.check(source, label, chunk.total)
+                    incoming.data = self.memory(chunk.total)
             if chunk.total != incoming.total or chunk.offset != incoming.came:
                 text = f"{chunk.size} bytes from {chunk.offset} on of {chunk.total}, after {incoming.came}"
                 raise BadFrame(f"{label}: {text}")
@@ -119,23 +118,17 @@ class Inbox:
         self._entered[source] = max(self._entered.get(source, _NEVER), (chunk.label.generation, chunk.label.step))
         self._wake()
 
-    def add(self, incoming: Incoming, chunk: Chunk, part: memoryview) -> None:
+    def add(self, incoming: Incoming, chunk: Chunk) -> None:
         """A chunk has come whole."""
         with self._changed:
-            fold = incoming.fold
-            if fold is None:
-                incoming.came += chunk.size
-        if fold is not None:
-            fold(chunk.offset, part)
-            with self._changed:
-                incoming.came += chunk.size
-        if incoming.complete:
-            with self._changed:
-                then = incoming.then
-                incoming.let_go()
-                self._wake()
-            if then is not None:
-                then()
+            incoming.came += chunk.size
+            if not incoming.complete:
+                return
+            then = incoming.then
+            incoming.let_go()
+            self._wake()
+        if then is not None:
+            then(incoming)
 
     def lose(self, peer: WorkerId, reason: str, since: int) -> None:
         """A connection with ``peer`` is broken: whoever waits for it, in this generation, is told.
@@ -212,46 +205,31 @@ class Inbox:
                 raise InternalError(f"{peer} comes to generation {generation} before step {theirs}, we before {step}")
 
     def expect(
-        self, source: WorkerId, label: Label, data: torch.Tensor, then: Callable[[], None] | None = None
+        self,
+        source: WorkerId,
+        label: Label,
+        data: torch.Tensor | None,
+        then: Callable[[Incoming], None] | None = None,
     ) -> Incoming:
         """Asks for a message: it goes into ``data``, if it has not begun to come already.
 
         Args:
             source: who sends it.
             label: which.
-            data: contiguous bytes, as many as it is to have.
-            then: called once it is complete, in the thread that reads, or at once.
+            data: contiguous bytes, as many as it is to have; None: it may have any number.
+            then: called with it once it is complete, in the thread that reads, or at once.
         """
         with self._changed:
-            incoming = self._asked(source, label, data.numel())
+            incoming = self._messages.setdefault((source, label), Incoming())
+            if incoming.total is not None and incoming.size is None:
+                self._allowance.ask(incoming.total)
+            incoming.size = None if data is None else data.numel()
             if incoming.data is None and not incoming.wrong:
                 incoming.data = data
             if not incoming.complete:
                 incoming.then, then = then, None
         if then is not None:
-            then()
-        return incoming
-
-    def fold(self, source: WorkerId, label: Label, size: int, fold: Fold) -> tuple[Incoming, torch.Tensor | None]:
-        """Asks for a message of so many bytes, part by part, in the thread that reads and in any order.
-
-        Returns:
-            The message, and the bytes of it that had come already, if any: they are the caller's, also to fold.
-        """
-        with self._changed:
-            incoming = self._asked(source, label, size)
-            if incoming.wrong:
-                return incoming, None
-            parked, incoming.data = incoming.data, None
-            incoming.fold = None if incoming.complete else fold
-            return incoming, None if parked is None else parked[: incoming.came]
-
-    def _asked(self, source: WorkerId, label: Label, size: int) -> Incoming:
-        """A message that is asked for now, whether some of it is parked or not."""
-        incoming = self._messages.setdefault((source, label), Incoming())
-        if incoming.total is not None and incoming.size is None:
-            self._allowance.ask(incoming.total)
-        incoming.size = size
+            then(incoming)
         return incoming
 
     def take(self, source: WorkerId, label: Label, incoming: Incoming) -> torch.Tensor:

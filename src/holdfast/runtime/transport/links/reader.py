@@ -109,7 +109,7 @@ class Reader:
             chunk, incoming, self._chunk, self._incoming = self._chunk, self._incoming, None, None
             self._amid = chunk.offset + chunk.size < chunk.total
             if incoming is not None:
-                self._taker_of(chunk).add(incoming, chunk, self._target)
+                self._taker_of(chunk).add(incoming, chunk)
             self._target = _NOTHING  # nobody's memory is kept for what comes next
 
     def _take_in(self, size: int) -> None:

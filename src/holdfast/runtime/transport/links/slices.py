@@ -112,7 +112,8 @@ class Slices:
         if chunk.offset or chunk.total > (_ASK_BYTES if label.kind is Kind.ASK else _SLICE_BYTES):
             raise BadFrame(f"{label} of {chunk.total} bytes")
         if label.kind is Kind.ASK:
-            return Incoming(fold=lambda _, body: self._answer(source, label, body))
+            question = torch.empty(chunk.total, dtype=torch.uint8)
+            return Incoming(data=question, then=lambda _: self._answer(source, label, question.numpy().data))
         with self._lock:
             awaited = self._awaited.pop((source, label.place), None)
         if awaited is None:
@@ -121,14 +122,12 @@ class Slices:
         if chunk.total != place.numel():
             reader.fail(f"gave {chunk.total} bytes instead of {place.numel()}" if chunk.total else "has no such bytes")
             return None
-        return Incoming(data=place, then=reader.came)
+        return Incoming(data=place, then=lambda _: reader.came())
 
-    def add(self, incoming: Incoming, chunk: Chunk, part: memoryview) -> None:
+    def add(self, incoming: Incoming, chunk: Chunk) -> None:
         """A chunk has come whole, and all of its message with it."""
-        if incoming.fold is not None:
-            incoming.fold(0, part)
         if incoming.then is not None:
-            incoming.then()
+            incoming.then(incoming)
 
     def _answer(self, asker: WorkerId, label: Label, body: memoryview) -> None:
         try:

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
+from holdfast.core.summing import Contribution
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.devices.fresh import Memory, host_memory
 from holdfast.errors import InternalError
@@ -101,12 +102,12 @@ class LinkTransport:
         incoming = self._inbox.expect(peer, label, self._memory(size))
         return _Receiving(self._inbox, peer, label, incoming, spec)
 
-    def all_reduce(self, key: SumKey, tensor: torch.Tensor) -> SumHandle:
+    def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
         """See Transport.all_reduce."""
-        if len(key.reduction.workers) == 1 or not tensor.numel():
-            return ReadySum(tensor)
+        if len(key.reduction.workers) == 1:
+            return ReadySum(contribution)
         self._check(key.generation, *(peer for peer in key.reduction.workers if peer != self._worker))
-        summing = Summing(key, self._worker, tensor, self._inbox, self._connections.send, self._memory)
+        summing = Summing(key, self._worker, contribution, self._inbox, self._connections.send, self._memory)
         summing.start()
         return summing
 
@@ -123,7 +124,7 @@ class LinkTransport:
     def sent(self) -> Sent:
         """See Transport.sent."""
         by_kind = self._connections.sent()
-        sums = by_kind[Kind.PART] + by_kind[Kind.TOTAL] + by_kind[Kind.SUM]
+        sums = sum(by_kind[kind] for kind in (Kind.HEADER, Kind.PART, Kind.TOTAL, Kind.SUM))
         messages = sum(by_kind[kind] for kind in MESSAGES)
         return Sent(messages=messages, sums=sums, state=by_kind[Kind.SLICE])
 

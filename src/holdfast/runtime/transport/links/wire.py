@@ -55,9 +55,9 @@ class Kind(IntEnum):
     ACTIVATION = 3
     GRADIENT = 4
     PART = 5
-    """A contribution to a sum, or to a part of one."""
+    """One part of a contribution to a sum, or a share of it."""
     TOTAL = 6
-    """A part of a sum."""
+    """A share of a sum."""
     ASK = 7
     """Asks for a slice of what another worker keeps."""
     SLICE = 8
@@ -66,6 +66,8 @@ class Kind(IntEnum):
     """A sum that stands, for an owner that has not got it."""
     AUDIT = 10
     """What is to be computed a second time."""
+    HEADER = 11
+    """What somebody contributes to a sum: how many parts, and what is said beside them."""
 
 
 _KINDS = {
@@ -82,6 +84,7 @@ _KNOWN = {int(kind): kind for kind in Kind}
 _EQUALS = {
     Kind.GRADIENT: Kind.ACTIVATION,
     Kind.TOTAL: Kind.PART,
+    Kind.HEADER: Kind.PART,
     Kind.SUM: Kind.PART,
     Kind.AUDIT: Kind.PART,
     Kind.SLICE: Kind.ASK,
@@ -99,7 +102,7 @@ class Label(NamedTuple):
         generation: the membership under which it was sent.
         step: the step that it belongs to.
         kind: what it is.
-        microbatch: the number of the micro-batch, or of a chain; else 0.
+        microbatch: the number of the micro-batch, of a chain or of a part; else 0.
         place: how many layers lie before an activation or a gradient; of a sum or a slice what tells it from others;
             else 0.
     """
@@ -162,9 +165,9 @@ def label_of(key: MessageKey) -> Label:
     return Label(key.generation, key.step, _KINDS[key.payload], key.microbatch, key.boundary)
 
 
-def label_of_sum(key: SumKey, kind: Kind) -> Label:
-    """Returns what a part of a reduction goes by."""
-    return Label(key.generation, key.step, kind, place=_place_of(key.reduction.layers))
+def label_of_sum(key: SumKey, kind: Kind, number: int = 0) -> Label:
+    """Returns what belongs to a reduction goes by; ``number`` of the parts that one worker contributes."""
+    return Label(key.generation, key.step, kind, number, _place_of(key.reduction.layers))
 
 
 @cache
