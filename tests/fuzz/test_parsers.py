@@ -51,16 +51,19 @@ from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import uniform_profile
+from holdfast.core.summing import Told, Total
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import (
     ConfigError,
     CorruptBlob,
     InfeasiblePlan,
+    InternalError,
     LogGap,
     MissingBlob,
     StateUnavailable,
     StorageError,
 )
+from holdfast.optim.accumulate import Accumulator, Layout
 from holdfast.optim.digest import LayerState, decode_layer, encode_layer, load_layer
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.handshake import dialing, listening
@@ -531,7 +534,7 @@ def test_what_comes_on_a_link():
         found = Chunk.unpack(header)
         incoming = inbox.begin(WorkerId(0, 0), found)
         if incoming is not None:
-            inbox.add(incoming, found, incoming.place(found))
+            inbox.add(incoming, found)
 
     strike("link", parse, BadFrame)
 
@@ -544,11 +547,30 @@ def test_what_a_worker_is_asked_for():
         body = mutator.data(msgspec.msgpack.encode(("key", 7, 10, 900)))
         chunk = Chunk(Label(1, 0, Kind.ASK), len(body), 0, len(body))
         incoming = slices.begin(WorkerId(0, 0), chunk)
-        slices.add(incoming, chunk, memoryview(body))
+        incoming.place(chunk)[:] = body
+        slices.add(incoming, chunk)
         ((_, _, given),) = said
         assert len(given) <= 1000
 
     strike("ask", parse, BadFrame)
+
+
+def test_what_others_contribute_to_a_sum():
+    """Whatever a header says, it is refused, or the sum is made."""
+    layout = Layout(layers=(0, 3), shapes=((2,), (3,)), num_microbatches=6, record_width=2)
+    sums = [Accumulator(layout) for _ in range(2)]
+    for number in range(6):
+        for layer in (0, 3):
+            sums[number % 2].add(layer, number, [torch.ones(2), None])
+        sums[number % 2].record(number, torch.zeros(2))
+    ours, theirs = (each.message() for each in sums)
+
+    def parse(mutator):
+        header = mutator.data(theirs.header)
+        told = (ours.told, Told(header, theirs.parts))
+        sums[0].decode(Total(ours.fold(told), (ours.header, header)))
+
+    strike("header of a sum", parse, InternalError)
 
 
 def _packable(value: object) -> object:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.core.ids import Interval
+from holdfast.errors import InternalError
 
 __all__ = ["SumOrder", "most_held"]
 
@@ -136,6 +137,8 @@ class SumOrder:
             if at not in ends and at in absent:
                 at += 1
                 continue
+            if at not in ends:
+                raise InternalError(f"the sum of micro-batches {start} and on: no part of it begins with {at}")
             part = parts[at, ends[at]]
             total, at = part if total is None else add(total, part), ends[at]
         return total

@@ -177,6 +177,10 @@ class _Header:
             raise InternalError(f"reduction {layout.layers}: {len(data)} bytes are no header of it")
         table = numpy.frombuffer(data, "<i4", 3 * num_parts, 12).reshape(-1, 3).tolist()
         numbers = numpy.frombuffer(data, "<i4", num_records, 12 + 12 * num_parts).tolist()
+        of = layout.num_microbatches
+        known = all(0 <= place < len(layout.layers) and 0 <= start < stop <= of for place, start, stop in table)
+        if not known or not all(0 <= number < of for number in numbers):
+            raise InternalError(f"reduction {layout.layers}: a header of other layers, or of other micro-batches")
         rows = numpy.frombuffer(data, "<f4", num_records * width, rows_at).reshape(num_records, width)
         parts = tuple((place, (start, stop)) for place, start, stop in table)
         return cls(dissent, parts, dict(zip(numbers, rows, strict=True)), tuple(map(bool, data[has_at:])))
@@ -418,6 +422,8 @@ def _mean(layout: Layout, left_out: frozenset[int], told: Sequence[Told]) -> Ten
         return torch.zeros(0)
     found: dict[int, dict[Interval, _Share]] = {place: {} for place in range(len(layout.layers))}
     for each, header in zip(told, headers, strict=True):
+        if len(header.parts) != len(each.parts):
+            raise InternalError(f"reduction {layout.layers}: {len(each.parts)} parts, and a header of others")
         for (place, interval), part in zip(header.parts, each.parts, strict=True):
             found[place][interval] = _Share(part, each.kept)
     total: _Share | None = None
