@@ -129,6 +129,14 @@ def test_sums_of_gradients_have_the_bits_of_one_worker_alone(cluster, size, shar
 
 
 @pytest.mark.parametrize("size", [7, 300_000])
+def test_where_all_is_left_out_the_sum_is_zero(cluster, size):
+    peers = built(cluster, A, B, C)
+    for peer in peers:
+        peer.do("reduce_gradients", "sum", (A, B, C), size, 2, (), 0, (0, 1))
+    assert [peer.do("wait", "sum") for peer in peers] == [("float32", [0.0] * size)] * 3
+
+
+@pytest.mark.parametrize("size", [7, 300_000])
 def test_what_makes_no_sum_is_told_to_all(cluster, size):
     peers = built(cluster, A, B, C)
     for peer, numbers in zip(peers, ((0, 1), (1, 2), (3,)), strict=True):

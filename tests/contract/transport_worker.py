@@ -47,11 +47,12 @@ class Calls:
         key = SumKey(generation, step, Reduction((layer,), members))
         self._handles[name] = self._transport.all_reduce(key, plain(self._arguments[name]))
 
-    def reduce_gradients(self, name, members, size, of, microbatches, layer=0):
+    def reduce_gradients(self, name, members, size, of, microbatches, layer=0, left_out=()):
         """Contributes gradients of some of the micro-batches of a step, of so many numbers each."""
         sums = Accumulator(Layout(layers=(layer,), shapes=((size,),), num_microbatches=of, record_width=0))
         for number in microbatches:
             sums.add(layer, number, [torch.randn(size, generator=torch.Generator().manual_seed(number))])
+        sums.leave_out(left_out)
         key = SumKey(1, 0, Reduction((layer,), members))
         self._handles[name] = self._transport.all_reduce(key, sums.message())
 

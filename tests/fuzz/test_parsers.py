@@ -568,7 +568,7 @@ def test_what_others_contribute_to_a_sum():
     def parse(mutator):
         header = mutator.data(theirs.header)
         told = (ours.told, Told(header, theirs.parts))
-        sums[0].decode(Total(ours.fold(told), (ours.header, header)))
+        sums[0].decode(Total(ours.fold(told, layout.length), (ours.header, header)))
 
     strike("header of a sum", parse, InternalError)
 

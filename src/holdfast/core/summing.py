@@ -37,13 +37,13 @@ class Contribution:
         header: what all members are told beside the numbers.
         parts: the numbers: 1-D, all of one length and type, which those of all members have; any number of them.
         length: of each part, also where there is none.
-        fold: makes the sum of what all members, in their order, have told; raises what is wrong with that.
+        fold: makes the sum, so long, of what all members, in their order, have told; raises what is wrong with that.
     """
 
     header: bytes
     parts: tuple[Any, ...]
     length: int
-    fold: Callable[[Sequence[Told]], Any]
+    fold: Callable[[Sequence[Told], int], Any]
 
     @property
     def told(self) -> Told:
@@ -82,7 +82,7 @@ class SumSize:
 def add_up(contributions: Sequence[Contribution]) -> Total:
     """Returns the sum of contributions that are all here, in the order of the members."""
     told = tuple(each.told for each in contributions)
-    return Total(contributions[0].fold(told), tuple(each.header for each in told))
+    return Total(contributions[0].fold(told, contributions[0].length), tuple(each.header for each in told))
 
 
 def plain(numbers: Any) -> Contribution:
@@ -90,7 +90,7 @@ def plain(numbers: Any) -> Contribution:
     return Contribution(b"", (numbers,), len(numbers), _added)
 
 
-def _added(told: Sequence[Told]) -> Any:
+def _added(told: Sequence[Told], length: int) -> Any:
     (first, *others) = (part for each in told for part in each.parts)
     total = first
     for other in others:

@@ -411,7 +411,7 @@ def _check_ledger(layout: Layout, left_out: Collection[int], headers: Sequence[_
 
 
 @torch.no_grad()
-def _mean(layout: Layout, left_out: frozenset[int], told: Sequence[Told]) -> Tensor:
+def _mean(layout: Layout, left_out: frozenset[int], told: Sequence[Told], length: int) -> Tensor:
     """Returns the mean of what all owners have told of a reduction, or of a share of its elements.
 
     Layers of a reduction are added ascending.
@@ -429,10 +429,11 @@ def _mean(layout: Layout, left_out: frozenset[int], told: Sequence[Told]) -> Ten
     total: _Share | None = None
     for parts in found.values():
         of_layer = layout.order.total(parts, left_out, _Share.plus)
-        total = of_layer if total is None or of_layer is None else total.plus(of_layer)
+        if of_layer is not None:
+            total = of_layer if total is None else total.plus(of_layer)
     counted = layout.num_microbatches - len(left_out)
     if total is None:  # all were left out
-        return torch.zeros(layout.length)
+        return torch.zeros(length)
     return torch.div(total.numbers, counted, out=total.room.numbers)
 
 

@@ -73,7 +73,7 @@ def test_shares_of_the_elements_are_folded_alike() -> None:
     whole = add_up(told).total
     for start, stop in ((0, 7), (7, 7), (7, 18)):
         shares = [Told(each.header, [part[start:stop].clone() for part in each.parts], kept=False) for each in told]
-        assert torch.equal(told[0].fold(shares), whole[start:stop])
+        assert torch.equal(told[0].fold(shares, stop - start), whole[start:stop])
 
 
 def test_the_mean_gradients_and_records_come_back() -> None:
@@ -121,7 +121,7 @@ def test_a_micro_batch_that_two_count_is_refused_by_all(halves: tuple[tuple[int,
     told = [filled(half).message() for half in halves]
     for each in told:
         with pytest.raises(LedgerError) as caught:
-            each.fold([other.told for other in told])
+            each.fold([other.told for other in told], LAYOUT.length)
         assert (caught.value.layer, caught.value.microbatch, caught.value.count) == (3, 2, 2)
 
 

@@ -215,8 +215,9 @@ class WorkerInjector:
     def _await_others(self, step: int) -> None:
         """All others are in the step, too: else it would be a loss in the step before, for those who are behind."""
         assert self._driver is not None, "it is put around a driver"
-        plan, over = self._driver.protocol.plan, partial(getattr, self._driver, "superseded")
-        self.means.wait_until_begun([] if plan is None else [w for w in plan.workers if w != self.worker], step, over)
+        driver, plan = self._driver, self._driver.protocol.plan
+        others = [] if plan is None else [worker for worker in plan.workers if worker != self.worker]
+        self.means.wait_until_begun(others, step, lambda: driver.superseded)
 
     def slow_down(self, step: int, duration_s: float) -> None:
         """Makes an operation that took ``duration_s`` last as long as a scheduled ``slow`` wants."""

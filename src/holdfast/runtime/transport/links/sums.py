@@ -179,8 +179,9 @@ class Summing:
                 return
         if any(asked.incoming.wrong for each in self._parts.values() for asked in each):
             return
+        start, stop = (0, self._own.length) if self._whole else self._bounds(self._worker)
         try:
-            total = self._own.fold([self._told_by(member) for member in self._members])
+            total = self._own.fold([self._told_by(member) for member in self._members], stop - start)
         except HoldfastError as error:
             self._error = error
             self._inbox.wake()
