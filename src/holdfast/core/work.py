@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from enum import StrEnum
+from typing import Any
 
 from holdfast.errors import HoldfastError, WorkFailed
 
@@ -37,10 +37,9 @@ class Busy(StrEnum):
     COMPILING = "compiling"
 
 
-@contextmanager
 def working(
     phase: WorkPhase, *, layer: int | None = None, item: int | None = None, microbatch: int | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Turns what is raised within into a WorkFailed that says where; our own errors pass as they are.
 
     Args:
@@ -55,9 +54,19 @@ def working(
     ...
     holdfast.errors.WorkFailed: forward of layer 3, micro-batch 5: ValueError: no such token
     """
-    try:
-        yield
-    except HoldfastError:
-        raise
-    except (Exception, SystemExit) as error:  # nobody can know what somebody else's code raises
-        raise WorkFailed(phase, error, layer=layer, item=item, microbatch=microbatch) from error
+    return _Working(phase, layer, item, microbatch)
+
+
+class _Working(AbstractContextManager[None]):
+    """See `working`; entered around each sample and each operation."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, *of: Any) -> None:
+        self._of = of
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # nobody can know what somebody else's code raises
+        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, HoldfastError):
+            phase, layer, item, microbatch = self._of
+            raise WorkFailed(phase, error, layer=layer, item=item, microbatch=microbatch) from error

@@ -44,10 +44,14 @@ class Order:
 
     def item(self, number: int) -> tuple[int, ...]:
         """Returns the samples of an item; ``number``: counted over all steps."""
-        first = number * self.size
-        places = (divmod(first + j, self.length) for j in range(self.size))
-        entries = [self.epoch(epoch)[place] for epoch, place in places]
-        return tuple(chain.from_iterable(map(_samples, entries)))
+        at, end = number * self.size, (number + 1) * self.size
+        found: list[Any] = []
+        while at < end:
+            epoch, place = divmod(at, self.length)
+            entries = self.epoch(epoch)[place : min(place + end - at, self.length)]
+            found += entries.tolist() if isinstance(entries, Tensor) else entries
+            at += len(entries)
+        return tuple(chain.from_iterable(map(_samples, found)))
 
     def without_rest(self) -> Order:
         """Returns the order in which the samples at the end of an epoch are left out that fill no item."""

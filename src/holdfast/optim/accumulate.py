@@ -36,7 +36,7 @@ __all__ = ["Accumulator", "Layout", "Reduced", "check_dtype", "present"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEFT_OUT = 0x7FC0_1EF7  # bits of a float32 that is no number and that no computation gives
-_BLOCK = 1 << 18  # elements that stay in a CPU's cache from one operation to the next
+_BLOCK = 1 << 15  # elements whose squares 32 bits add up well; in a CPU's cache, in 64 bits too
 _LARGE_BLOCK = 1 << 26  # elements that are worth a call of an accelerator, and take no more memory than need be
 
 
@@ -342,7 +342,7 @@ class Accumulator:
         headers = [_Header.unpack(each, layout) for each in summed.headers]
         _check_ledger(layout, self._left_out, headers)
         norm = _squared_norm(means)
-        finite = math.isfinite(norm)  # no squares of finite numbers of 32 bits are too many
+        finite = math.isfinite(norm)
         if not finite:  # who updates ahead of the verdict has to be able to take that back
             means = torch.zeros_like(means)
         has = (any(each) for each in zip(*(header.has for header in headers), strict=True))
@@ -352,7 +352,8 @@ class Accumulator:
         for header in headers:
             for number, row in header.records.items():
                 records[number] = row
-        records.view(numpy.int32)[sorted(self._left_out)] = _LEFT_OUT
+        if self._left_out:
+            records.view(numpy.int32)[sorted(self._left_out)] = _LEFT_OUT
         return Reduced(
             gradients=gradients,
             finite=finite,
@@ -405,9 +406,21 @@ def _ledger(layout: Layout, headers: Sequence[_Header]) -> Iterator[tuple[int, i
 
 
 def _check_ledger(layout: Layout, left_out: Collection[int], headers: Sequence[_Header]) -> None:
+    if not left_out and _follow_on(layout, headers):
+        return
     for layer, microbatch, count in _ledger(layout, headers):
         if count != (microbatch not in left_out):
             raise LedgerError(layer, microbatch, count)
+
+
+def _follow_on(layout: Layout, headers: Sequence[_Header]) -> bool:
+    """Whether the parts of each layer follow one on the other, from the first micro-batch to the last."""
+    ends = [0] * len(layout.layers)
+    for place, (start, stop) in sorted(part for header in headers for part in header.parts):
+        if start != ends[place]:
+            return False
+        ends[place] = stop
+    return all(end == layout.num_microbatches for end in ends)
 
 
 @torch.no_grad()
@@ -465,9 +478,15 @@ def present(records: Tensor) -> Tensor:
 
 
 def _squared_norm(values: Tensor) -> float:
-    blocks = torch.split(values, _block_of(values.device))
-    wide = (fresh(block.numel(), torch.float64, block.device).copy_(block) for block in blocks)
-    squares = [torch.dot(block, block) for block in wide]  # all are queued before the first is waited for
+    """The sum of the squares, of which those below 1e-38 may count as none; not finite if a value is not."""
+    found = _sum_of_squares(values, torch.float32)
+    # Squares of numbers of 32 bits may be too many for 32 bits, and never for 64.
+    return found if math.isfinite(found) else _sum_of_squares(values, torch.float64)
+
+
+def _sum_of_squares(values: Tensor, dtype: torch.dtype) -> float:
+    blocks = (block.to(dtype) for block in torch.split(values, _block_of(values.device)))
+    squares = [torch.dot(block, block) for block in blocks]  # all are queued before the first is waited for
     return math.fsum(each.item() for each in squares)
 
 

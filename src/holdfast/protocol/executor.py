@@ -13,7 +13,7 @@ messages. If all was not well, that next step ends in StepRefused, and the updat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ __all__ = [
     "Reach",
     "AskPrepared",
     "Run",
+    "RunAll",
     "StartReduce",
     "StepEngine",
     "Take",
@@ -80,6 +81,13 @@ class StepEngine(Protocol):
         It may go over them in parts, from the last to the first; each part but the first takes what the one before
         it returned. ``adds``: of B, whether it adds to sums.
         """
+
+    @property
+    def at_a_stretch(self) -> bool:
+        """Whether it can `run` several operations, and none of a whole step takes or hands on anything."""
+
+    def run(self, step: int, computes: Sequence[Compute], ran: Callable[[Compute], bool]) -> None:
+        """Runs operations one after another, in whichever thread; calls ``ran`` with each, until that returns False."""
 
     def watch(self, layer: int, microbatch: int) -> None:
         """From now on, in this step, keeps what is computed of this sample, and of what."""
@@ -202,6 +210,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class RunAll:
+    """Compute operations, one after another, that take and hand on nothing; tell `Execution.ran` of each."""
+
+    computes: tuple[Compute, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditSample:
     """Compute what another owner has run, on scratch; return its digests and ours, see :meth:`StepEngine.audit`."""
 
@@ -294,6 +310,7 @@ Effect = (
     | Take
     | Give
     | Run
+    | RunAll
     | AuditSample
     | StartReduce
     | PollReduce
@@ -412,8 +429,10 @@ class Execution:
         marks = self._half_way()
         for point in self._passed():
             yield Reach(point, self.step)
-        for instruction in instructions:
+        for instruction in self._grouped(instructions, marks):
             match instruction:
+                case tuple() as computes:
+                    yield from self._compute_all(computes, marks)
                 case Compute():
                     yield from self._compute(instruction, marks)
                 case Recall(payload=Payload.SUM, boundary=tie, layers=layers):
@@ -438,6 +457,45 @@ class Execution:
                 case Receive() | Send() if previous is not None:
                     yield from self._ride(instruction, previous)
 
+    def _grouped(
+        self, instructions: Iterable[Instruction], marks: Mapping[Op, Point]
+    ) -> Iterator[Instruction | tuple[Compute, ...]]:
+        """Yields instructions in order; those that can be run at a stretch, as far as a named point, as one."""
+        if not self.stage.at_a_stretch or self._goes_on:
+            yield from instructions
+            return
+        group: list[Compute] = []
+        in_parts: Op | None = None
+        for instruction in instructions:
+            if isinstance(instruction, Compute) and instruction.last and instruction.op != in_parts:
+                group.append(instruction)
+                if instruction.op in marks:
+                    yield tuple(group)
+                    group = []
+                continue
+            if group:
+                yield tuple(group)
+                group = []
+            if isinstance(instruction, Compute):
+                in_parts = None if instruction.last else instruction.op
+            yield instruction
+        if group:
+            yield tuple(group)
+
+    def _compute_all(self, computes: tuple[Compute, ...], marks: Mapping[Op, Point]) -> Steps:
+        """Runs operations that take and hand on nothing."""
+        if not self.ops and self.asked is not None:
+            yield self.asked
+        yield RunAll(computes, self.step)
+        if (op := computes[-1].op) in marks:
+            yield Reach(marks[op], self.step)
+
+    def ran(self, compute: Compute) -> None:
+        """An operation is done."""
+        if compute.op.kind is OpKind.F and compute.layers is not None:
+            self.pairs += len(compute.layers.indices)
+        self.ops.append(compute.op)
+
     def _compute(self, compute: Compute, marks: dict[Op, Point]) -> Steps:
         """Runs an operation, or a part of one, and keeps what it hands on.
 
@@ -450,7 +508,6 @@ class Execution:
             yield self.asked
         self._output = result = yield Run(op, self.step, value, layers, compute.last, compute.adds)
         if op.kind is OpKind.F:
-            self.pairs += len(layers.indices)
             boundary, payload = layers.stop, Payload.ACTIVATION
         else:
             boundary, payload = layers.start, Payload.GRADIENT
@@ -465,7 +522,7 @@ class Execution:
         self._part = None if compute.last or op.kind is OpKind.W else boundary
         self._input = None if compute.last else result
         if compute.last:
-            self.ops.append(op)
+            self.ran(compute)
             if op in marks:
                 yield Reach(marks[op], self.step)
 

@@ -30,7 +30,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
-from holdfast.core.instructions import Payload, Receive, Reduction, Send
+from holdfast.core.instructions import Compute, Payload, Receive, Reduction, Send
 from holdfast.core.plan import Plan
 from holdfast.core.program import Wanted
 from holdfast.core.schedule import OpKind
@@ -69,6 +69,7 @@ from holdfast.protocol.executor import (
     PollReduce,
     Reach,
     Run,
+    RunAll,
     StartReduce,
     StepCommitted,
     Take,
@@ -201,7 +202,7 @@ class Driver:
             :meth:`holdfast.runtime.loop.turns.Turns.between`; None: there is none.
         outside_s: how long that may take.
         memory: bytes that the process has in memory.
-        on_effect: called with each effect before it is performed; may wait, as any call that is yielded.
+        on_effect: called with each effect before it is performed; may wait, as any call that is yielded; None: nobody.
         on_point: called at each named point, with its step; may wait.
         on_run: called with the step of each operation that was run, and the seconds that it took; what that takes is
             the operation's.
@@ -229,7 +230,7 @@ class Driver:
     asks: Callable[..., bool] | None = None
     outside_s: float = float("inf")
     memory: Callable[[], int] = resident_bytes
-    on_effect: Callable[[WorkerEffect], None] = lambda effect: None
+    on_effect: Callable[[WorkerEffect], None] | None = None
     on_point: Callable[[Point, int], None] = lambda point, step: None
     on_run: Callable[[int, float], None] = lambda step, duration_s: None
     strikes: Callable[[], tuple[str, ...]] = tuple
@@ -309,7 +310,8 @@ class Driver:
                 continue
             result, error = None, None
             try:
-                yield partial(self.on_effect, effect)
+                if self.on_effect is not None:
+                    yield partial(self.on_effect, effect)
                 self.monitor.move(waiting=isinstance(effect, WAITS))
                 self._record.recorder.yielded(effect)
                 result = yield from self._perform(effect)
@@ -318,7 +320,8 @@ class Driver:
                 raise
             except BaseException as problem:  # noqa: BLE001 - thrown into the protocol, which handles what it can
                 error = problem
-            self.monitor.move(waiting=False)
+            if isinstance(effect, WAITS):
+                self.monitor.move(waiting=False)
 
     def _perform(self, effect: WorkerEffect) -> Doing:
         if not isinstance(effect, AT_ANY_TIME):
@@ -326,6 +329,8 @@ class Driver:
         match effect:
             case Run():
                 return self._run(effect)
+            case RunAll():
+                return self._run_all(effect)
             case AuditSample(layer=layer, microbatch=number, message=message, times=times):
                 return self.protocol.stage.audit(layer, number, message, times)
             case Take(receive=receive, step=step):
@@ -491,6 +496,26 @@ class Driver:
         self.on_run(step, self.clock() - start)
         self._record.ran(op, start)
         return result
+
+    def _run_all(self, run: RunAll) -> None:
+        """Runs operations in the thread of a script's loop, as long as no newer generation is heard of."""
+        execution, step = self.protocol.execution, run.step
+        assert execution is not None, "it has yielded this"
+        self.monitor.compute()
+        self._record.run(step)
+        start = self.clock()
+
+        def ran(compute: Compute) -> bool:
+            nonlocal start
+            self.on_run(step, self.clock() - start)
+            self._record.ran(compute.op, start)
+            execution.ran(compute)
+            self.monitor.move(waiting=False)
+            start = self.clock()
+            return not self.superseded
+
+        self.protocol.stage.run(step, run.computes, ran)
+        self._refuse_stale()
 
     def _go_over(self) -> Install:
         """The order that all were found to be ready for."""

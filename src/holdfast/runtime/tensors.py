@@ -1,14 +1,21 @@
-"""What a described tensor is to torch, and whether two are alike to the bit."""
+"""What a described tensor is to torch, whether two are alike to the bit, and how a thread computes with them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
 import torch
 from torch import Tensor
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 
-__all__ = ["num_bytes", "same_bits", "torch_dtype"]
+__all__ = ["denormals_kept", "num_bytes", "same_bits", "settle_thread", "torch_dtype"]
+
+_SMALL = numpy.float32(1e-38)
+_TENTH = numpy.float32(0.1)
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
@@ -34,3 +41,22 @@ def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
         return one is other
     bits = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
     return one.shape == other.shape and torch.equal(*bits)
+
+
+def settle_thread() -> None:
+    """In a thread of its own, whoever has begun it: sums have the same bits wherever they are made."""
+    torch.set_num_threads(1)  # sums over several threads have other bits; the limit is each thread's own
+    torch.set_flush_denormal(False)  # as the thread has it that began this one
+
+
+@contextmanager
+def denormals_kept() -> Iterator[None]:
+    """Within it numbers close to zero are no zeros, whatever ``torch.set_flush_denormal`` was told in this thread."""
+    flushed = not _SMALL * _TENTH
+    if flushed:
+        torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        if flushed:
+            torch.set_flush_denormal(True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from holdfast.runtime.loop.feeding import Feeding
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.prepared import prepare
 from holdfast.runtime.loop.session import Runner, Step
-from holdfast.runtime.loop.turns import Item
+from holdfast.runtime.loop.turns import Item, Take
 from holdfast.study.outcomes import Held
 from holdfast.study.scenarios import EXACT, StudyScenario, steps_per_epoch
 
@@ -184,11 +184,13 @@ class _Items:
         self._item: Item | None = None
         self._result: Any = None
 
-    def run(self, item: Item) -> Any:
-        """Returns what came of an item."""
-        self._item = item
-        self._run_item(item)
-        return self._result
+    def run(self, items: Iterable[Item], take: Take) -> None:
+        """Runs items, and has what came of each taken, until no more are wanted."""
+        for item in items:
+            self._item = item
+            self._run_item(item)
+            if not take(item, self._result):
+                return
 
     def next_item(self, step: int) -> Item | None:
         """Returns the item that is asked for, once."""

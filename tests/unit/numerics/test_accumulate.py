@@ -174,6 +174,17 @@ def test_what_is_not_finite_is_found(value: float) -> None:
     assert not any(bool(gradient.any()) for gradient in reduced.gradients)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e25])
+def test_the_norm_is_that_of_the_sum_also_where_its_square_needs_64_bits(scale: float) -> None:
+    layout = Layout(layers=(3,), shapes=((70_001,),), num_microbatches=1, record_width=0)
+    sums = Accumulator(layout)
+    gradient = scale * torch.randn(70_001, generator=torch.Generator().manual_seed(7))
+    sums.add(3, 0, [gradient])
+    reduced = sums.decode(summed(sums))
+    assert reduced.finite
+    assert reduced.squared_norm == pytest.approx(gradient.double().square().sum().item(), rel=1e-5)
+
+
 def test_large_and_small_numbers_are_summed_as_float32_does() -> None:
     layout = Layout(layers=(0,), shapes=((3,),), num_microbatches=2, record_width=0)
     sums = Accumulator(layout)

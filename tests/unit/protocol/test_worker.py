@@ -61,6 +61,7 @@ from holdfast.protocol.executor import (
     PollReduce,
     Reach,
     Run,
+    RunAll,
     StartReduce,
     StepCommitted,
     Take,
@@ -412,6 +413,53 @@ def test_a_step_that_is_interrupted_before_its_start_has_not_started():
     next(steps)
     steps.send(None)
     assert execution.started
+
+
+class AtAStretch:
+    """An engine that runs several operations."""
+
+    at_a_stretch = True
+
+    def __init__(self, stage):
+        self.stage = stage
+
+    def __getattr__(self, name):
+        return getattr(self.stage, name)
+
+    def run(self, step, computes):
+        for compute in computes:
+            op, number = compute.op, compute.op.microbatch.number
+            if op.kind is OpKind.F:
+                self.forward(step, number, None, compute.layers)
+            else:
+                self.backward(op.kind, step, number, None, compute.layers)
+
+
+def test_operations_are_run_at_a_stretch_as_far_as_a_point_or_a_part():
+    plan = regular_plan(2, split_evenly(2, 1), 3)
+    worker, program = plan.workers[0], lower(plan)[0]
+    stage = AtAStretch(stage_of(worker, plan))
+    execution = Execution(program=program, stage=stage, step=0)
+    steps, result, seen = execution.run(), None, []
+    while not isinstance(effect := steps.send(result), FinishReduce):
+        result = None
+        match effect:
+            case RunAll(computes=computes):
+                seen.append(" ".join(map(str, computes)))
+                stage.run(0, computes)
+                for compute in computes:
+                    execution.ran(compute)
+            case Run(op=op, layers=layers):
+                seen.append(f"part of {op}")
+                result = stage.backward(op.kind, 0, op.microbatch.number, effect.value, layers)
+            case Reach(point=point):
+                seen.append(point.value)
+    assert seen == [
+        *("start", "F0.0 B0.0 F0.1", "forward", "B0.1 F0.2"),
+        *("part of B0.2", "reduce", "part of B0.2", "backward"),
+    ]
+    assert tuple(execution.ops) == plan.orders.of(worker)
+    assert execution.pairs == 6
 
 
 def test_the_honest_program_runs():

@@ -204,8 +204,8 @@ def by_hand(driver, effects):
 
 def make(calls, call=None, *, until=None):
     """Makes the calls of a driver, the first one unless told, up to one of this function; returns that."""
-    call = call or next(calls)
-    while until is None or getattr(call, "func", call) != until:
+    call = call or next(calls, None)
+    while call is not None and (until is None or getattr(call, "func", call) != until):
         try:
             call = calls.send(call())
         except StopIteration:
@@ -228,8 +228,9 @@ def test_what_a_call_raises_comes_where_the_effect_was_yielded(driver):
     calls, answers = by_hand(driver, [Listen(), Attach()])
     make(calls, until=driver.commands.get)
     lost = PeerLost("0.0", 1)
-    calls.throw(lost)
-    assert answers == [lost]
+    with pytest.raises(StopIteration):
+        calls.throw(lost)
+    assert answers == [lost, None]
 
 
 def test_what_belongs_to_a_generation_is_refused_once_a_newer_one_is_heard_of(driver):

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.core.ids import MicroBatch
+from holdfast.core.instructions import Compute
 from holdfast.core.placement import LayerRange
-from holdfast.core.schedule import OpKind
+from holdfast.core.schedule import Op, OpKind
 from holdfast.core.summing import add_up
-from holdfast.errors import ConfigError, InternalError, WorkFailed
+from holdfast.errors import ConfigError, InternalError, LedgerError, WorkFailed
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.alone import run_step
@@ -25,6 +27,7 @@ from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.prepared import ToldState, prepare
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
+from holdfast.runtime.tensors import settle_thread
 
 MICROBATCHES = 4
 
@@ -41,7 +44,12 @@ class AtOnce:
         self.prepared = prepared
         self.ran = []
 
-    def run(self, item):
+    def run(self, items, take):
+        for item in items:
+            if not take(item, self._run(item)):
+                return
+
+    def _run(self, item):
         self.ran.append((item.step, item.number))
         self.prepared.model.zero_grad()
         torch.manual_seed(100 * item.step + item.number)
@@ -186,6 +194,76 @@ def test_a_lost_workers_items_are_run_by_another_one():
     assert first.turns.ran == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
+def at_a_stretch(worker):
+    """The operations of all its items, in the order of one pipeline of one stage."""
+    names = [MicroBatch(number, 0, number) for number in worker.items]
+    return [Compute(Op(kind, name), worker.layers) for name in names for kind in (OpKind.F, OpKind.B)]
+
+
+@pytest.mark.parametrize("most", range(1, 2 * MICROBATCHES))
+def test_operations_at_a_stretch_end_wherever_no_more_are_wanted(most):
+    worker, ran = Worker(range(MICROBATCHES)), []
+    computes = at_a_stretch(worker)
+    worker.stage.run(0, computes, lambda compute: ran.append(compute) or len(ran) < most)
+    assert ran == computes[:most]
+    assert worker.turns.ran == [(0, number) for number in range((most + 1) // 2)]
+    (told,) = worker.stage.progress()
+    assert told.counted == (
+        (tuple((layer, tuple(range(most // 2))) for layer in worker.stage.layers)) if most > 1 else ()
+    )
+    assert bool(told.contexts) == bool(most % 2)
+    worker.stage.run(0, computes[most:], lambda compute: True)
+    reduce([worker], worker.stage.reductions)
+    worker.update()
+    assert same(worker.weights(), healthy(1).weights())
+    assert len(worker.turns.ran) == MICROBATCHES, "each once"
+
+
+def test_sums_keep_what_the_script_has_flushed_to_zero_in_its_thread():
+    """Other threads add, too, and somebody else's loop may have other items."""
+    worker = Worker((0, 1), num_microbatches=2)
+    gradients = {0: 2e-38, 1: -1.9e-38}
+
+    def compute(item):
+        rows = (tuple(torch.full_like(p, gradients[item.number]) for p in each) for each in worker.prepared.trained)
+        return Gradients(of=tuple(rows), loss=torch.zeros(1))
+
+    worker.turns._run = compute
+    found = []
+
+    def script():
+        torch.set_flush_denormal(True)
+        worker.stage.run(0, at_a_stretch(worker), lambda compute: True)
+        found.append(float(torch.tensor(1e-38) * 0.1))
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    thread.join()
+    assert found == [0.0], "what is the script's stays as it wants it"
+    for reduction in worker.stage.reductions:
+        (sums,) = worker.stage.message(reduction).parts
+        assert bool((sums > 0).all())
+
+
+def test_a_thread_is_settled_whoever_begins_it():
+    found = []
+
+    def second():
+        settle_thread()
+        found.append(float(torch.tensor(1e-38) * 0.1))
+
+    def first():
+        torch.set_flush_denormal(True)
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    thread.join()
+    assert found != [0.0]
+
+
 def test_what_is_left_out_is_left_out_of_the_mean():
     first = Worker((0, 1))
     first.compute(0)
@@ -259,8 +337,12 @@ def a_loop(turns):
     assert not loop.is_alive()
 
 
-def item(step, number):
-    return Item(step=step, shown=step, number=number)
+def run(turns, step, *numbers, most=99):
+    """What came of items, of which no more are wanted than told."""
+    found = []
+    items = [Item(step=step, shown=step, number=number) for number in numbers]
+    turns.run(items, lambda item, result: found.append((item.number, result)) or len(found) < most)
+    return found
 
 
 def test_items_are_run_in_the_loops_thread_and_a_step_is_over_when_it_is_settled():
@@ -269,11 +351,37 @@ def test_items_are_run_in_the_loops_thread_and_a_step_is_over_when_it_is_settled
         results = []
         for step in range(2):
             assert turns.between(step, 5.0)
-            results += [turns.run(item(step, number)) for number in (3, 1)]
+            results += run(turns, step, 3, 1)
         assert turns.between(2, 5.0, begins=False)
         turns.end()
-    assert results == [30, 10, 30, 10]
+    assert results == [(3, 30), (1, 10), (3, 30), (1, 10)]
     assert seen == [("begin", 0, 0), (0, 3), (0, 1), ("begin", 1, 1), (1, 3), (1, 1), "end"]
+
+
+def test_no_more_items_are_run_than_are_wanted():
+    turns = Turns()
+    with a_loop(turns) as seen:
+        assert turns.between(0, 5.0)
+        assert run(turns, 0, 3, 1, 2, most=2) == [(3, 30), (1, 10)]
+        assert run(turns, 0, 0) == [(0, 0)]
+        assert turns.between(1, 5.0, begins=False)
+        turns.end()
+    assert seen == [("begin", 0, 0), (0, 3), (0, 1), (0, 0), "end"]
+
+
+def test_what_cannot_be_taken_is_raised_where_items_are_asked_for_and_the_loop_goes_on():
+    def take(item, result):
+        raise LedgerError(0, item.number, 2)
+
+    turns = Turns()
+    with a_loop(turns) as seen:
+        assert turns.between(0, 5.0)
+        with pytest.raises(LedgerError, match="micro-batch 3"):
+            turns.run([Item(step=0, shown=0, number=number) for number in (3, 1)], take)
+        assert run(turns, 0, 2) == [(2, 20)]
+        assert turns.between(1, 5.0, begins=False)
+        turns.end()
+    assert seen == [("begin", 0, 0), (0, 3), (0, 2), "end"]
 
 
 def test_a_loop_is_given_every_step_in_order_whether_or_not_it_has_items():
@@ -283,7 +391,7 @@ def test_a_loop_is_given_every_step_in_order_whether_or_not_it_has_items():
     with a_loop(turns) as seen:
         assert turns.between(6, 5.0)
         assert turns.between(7, 5.0, repeated=(5,))
-        turns.run(item(7, 0))
+        run(turns, 7, 0)
         assert turns.between(8, 5.0, repeated=(5,), begins=False)
         turns.end()
     assert seen[:2] == [("begin", 6, 6), ("begin", 7, 6)], (
@@ -295,10 +403,10 @@ def test_a_loop_that_is_behind_a_step_does_not_come_back_for_those_who_have_not_
     turns = Turns()
     with a_loop(turns) as seen:
         assert turns.between(0, 5.0)
-        turns.run(item(0, 0))
+        run(turns, 0, 0)
         assert turns.between(1, 5.0)
         assert turns.between(0, 5.0), "it waits in step 1"
-        turns.run(item(1, 0))
+        run(turns, 1, 0)
         assert turns.between(2, 5.0, begins=False)
         assert turns.between(1, 5.0), "it waits behind step 1"
         assert turns.between(2, 5.0, begins=False)
@@ -316,7 +424,7 @@ def test_a_loop_that_the_job_ends_without_does_not_come_to_its_end():
 
 def test_a_loop_over_items_cannot_be_begun_within_itself():
     turns = Turns()
-    driver = threading.Thread(target=lambda: (turns.between(0, 5.0), turns.run(item(0, 2))))
+    driver = threading.Thread(target=lambda: (turns.between(0, 5.0), run(turns, 0, 2)))
     driver.start()
     step, _ = turns.next_step()
     assert turns.next_item(step).number == 2
@@ -331,7 +439,7 @@ def test_what_the_loop_raises_reaches_the_driver():
     turns = Turns()
     turns.fail(ValueError("no"))
     with pytest.raises(WorkFailed, match="script, micro-batch 4: ValueError: no"):
-        turns.run(Item(step=0, shown=0, number=4))
+        run(turns, 0, 4)
     with pytest.raises(WorkFailed, match="script: ValueError: no"):
         turns.between(0, 0.0)
 

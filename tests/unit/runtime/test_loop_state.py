@@ -40,7 +40,12 @@ class AtOnce:
     def __init__(self, prepared):
         self.prepared = prepared
 
-    def run(self, item):
+    def run(self, items, take):
+        for item in items:
+            if not take(item, self._run(item)):
+                return
+
+    def _run(self, item):
         self.prepared.model.zero_grad()
         loss = loss_of(self.prepared.model, item.step, item.number)
         loss.backward()

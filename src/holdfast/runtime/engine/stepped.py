@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from holdfast.core.ids import Interval
+from holdfast.core.instructions import Compute
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Part, StepProgress
 from holdfast.errors import InternalError
@@ -73,6 +74,8 @@ class SteppedStage(ABC, Generic[R, V]):
     """Of a step, over all pipelines."""
     ahead = False
     """Whether layers are those of the next step already, so that there is no state of before the one that runs."""
+    at_a_stretch = False
+    """Whether it can run several operations; see `StepEngine.run`."""
     returns = True
     """Whether a layer that is taken back is the one that it was, bit by bit."""
 
@@ -131,6 +134,12 @@ class SteppedStage(ABC, Generic[R, V]):
     @abstractmethod
     def restore(self, layer: int, data: bytes) -> None:
         """Replaces a layer's state."""
+
+    def run(self, step: int, computes: Sequence[Compute], ran: Callable[[Compute], bool]) -> None:
+        """Run several operations: only where all of them take and hand on nothing; see `StepEngine.run`."""
+        raise InternalError(
+            f"{len(computes)} operations of step {step} at a stretch: each takes, or hands on, something"
+        )
 
     # --- samples: an engine has those of layers, or those of items ----------------------------------------------------
 

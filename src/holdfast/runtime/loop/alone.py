@@ -12,13 +12,16 @@ from contextlib import suppress
 
 import torch
 
+from holdfast.core.ids import MicroBatch
+from holdfast.core.instructions import Compute
 from holdfast.core.placement import LayerRange
-from holdfast.core.schedule import OpKind
+from holdfast.core.schedule import Op, OpKind
 from holdfast.core.summing import add_up
 from holdfast.errors import StepVoid
 from holdfast.runtime.loop.hosting import Loop, host
 from holdfast.runtime.loop.stage import LoopStage
 from holdfast.runtime.loop.turns import RunsItems, Turns
+from holdfast.runtime.tensors import settle_thread
 
 __all__ = ["LEFT", "Alone", "run_step", "whole_stage"]
 
@@ -76,7 +79,7 @@ def whole_stage(loop: Loop, turns: RunsItems) -> LoopStage:
 
 
 def _drive(stage: LoopStage, loop: Loop, turns: Turns) -> None:
-    torch.set_num_threads(1)  # the limit is each thread's own
+    settle_thread()
     try:
         for step in range(loop.steps):
             if stage.ends is not None:
@@ -103,9 +106,9 @@ def run_step(stage: LoopStage, loop: Loop, step: int) -> None:
 def _run_once(stage: LoopStage, loop: Loop, step: int) -> None:
     layers = LayerRange(0, stage.num_layers)
     stage.begin(step)
-    for number in range(loop.microbatches):
-        stage.forward(step, number, None, layers)
-        stage.backward(OpKind.B, step, number, None, layers)
+    names = (MicroBatch(number, 0, number) for number in range(loop.microbatches))
+    pairs = ((Op(OpKind.F, name), Op(OpKind.B, name)) for name in names)
+    stage.run(step, [Compute(op, layers) for pair in pairs for op in pair], lambda _: True)
     for reduction in stage.reductions:
         stage.accept(reduction, add_up((stage.message(reduction),)))
     stage.conclude(stage.vote())

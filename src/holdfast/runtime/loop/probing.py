@@ -25,7 +25,7 @@ from holdfast.runtime.loop.stage import HANDED_ON, LoopStage
 from holdfast.runtime.loop.trying import ItemTrial
 from holdfast.runtime.loop.turns import Turns
 from holdfast.runtime.specs import Probed, facts_of
-from holdfast.runtime.tensors import num_bytes
+from holdfast.runtime.tensors import num_bytes, settle_thread
 
 __all__ = ["probe_script", "script_facts", "sums_gradients"]
 
@@ -131,7 +131,7 @@ def _tried(job: Job, probed: Probed, trial: ItemTrial) -> Probed:
         ConfigError: something would not be the same another time, and the job's numerics are exact.
     """
     assert isinstance(job.model, ScriptModel), "only a script is run"
-    torch.set_num_threads(1)  # the limit is each thread's own
+    settle_thread()
     try:
         trial()
         if trial.differences and job.train.numerics == "exact":

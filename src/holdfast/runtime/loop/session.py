@@ -416,6 +416,7 @@ class Step:
     _counted: int
     """The step as the job counts it."""
     _item: Item | None = None
+    _parameters: tuple[nn.Parameter, ...] = ()
     _losses: list[Tensor] = field(default_factory=list)
     _weights: list[float] = field(default_factory=list)
     _values: list[tuple[str, float]] = field(default_factory=list)
@@ -429,6 +430,7 @@ class Step:
         self._runner.away.end()
         if not self._ended:
             self._runner.put_back()
+        self._parameters = tuple(self._runner.loop.prepared.model.parameters())
         while (item := turns.next_item(self._counted)) is not None:
             with ExitStack() as stack:
                 self._begin(item)
@@ -566,8 +568,7 @@ class Step:
         self._losses.clear()
         self._weights.clear()
         self._values.clear()
-        seed_all(self._runner.loop.seed, item.shown, item.number)
-        for parameter in self._runner.loop.prepared.model.parameters():
+        for parameter in self._parameters:
             parameter.grad = None
 
     def _check_none(self) -> None:
@@ -602,9 +603,9 @@ class Step:
         """The loss of the item that ends, and its weight."""
         if self._skipped or not self._losses:
             return _none(1), math.nan
-        losses = torch.stack(self._losses)
         if not self._runner.weighted:
-            return losses.sum(0), UNWEIGHTED
+            return sum(self._losses[1:], self._losses[0]), UNWEIGHTED
+        losses = torch.stack(self._losses)
         total = sum(self._weights)
         shares = torch.tensor(self._weights, dtype=torch.float32, device="cpu").reshape(-1, 1)
         return (losses * shares).sum(0) / (total or 1.0), total

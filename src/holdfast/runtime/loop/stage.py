@@ -7,7 +7,7 @@ sums of a bucket when the plan says so.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.core.ids import Interval
+from holdfast.core.instructions import Compute
 from holdfast.core.placement import LayerRange
 from holdfast.core.progress import Part, StepProgress
 from holdfast.core.schedule import OpKind
@@ -33,6 +34,7 @@ from holdfast.runtime.engine.stepped import ReducedLayers, Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, own
 from holdfast.runtime.loop.prepared import Failing, Prepared, ToldState
 from holdfast.runtime.loop.turns import Item, RunsItems
+from holdfast.runtime.tensors import denormals_kept
 
 __all__ = ["HANDED_ON", "LAST", "UNWEIGHTED", "VOID", "Gradients", "LoopStage"]
 
@@ -111,6 +113,8 @@ class LoopStage(SummedStage):
         loading: entered while the data of an item are loaded, by the loop.
     """
 
+    at_a_stretch = True
+
     def __init__(
         self,
         *,
@@ -185,29 +189,61 @@ class LoopStage(SummedStage):
         layers = layers or self._all()
         if adds:
             if microbatch not in self._items:
-                self._run_item(step, microbatch)
+                self._run_items(step, (microbatch,), lambda: True)
             self._passes[microbatch][layers.start] = layers
-        return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if layers.stop < self.num_layers else None
+        return _handed_on() if layers.stop < self.num_layers else None
 
-    def _run_item(self, step: int, microbatch: int) -> None:
+    def run(self, step: int, computes: Sequence[Compute], ran: Callable[[Compute], bool]) -> None:
+        """Run operations while the loop runs their items, each of which is added as soon as it is there.
+
+        See `StepEngine.run`; ``ran`` is called in the loop's thread.
+        """
+        if step != self._step:
+            self.begin(step)
+        left = deque(computes)
+
+        def go_on() -> bool:
+            """Runs whatever needs no other item."""
+            while left and (left[0].op.kind is OpKind.B or left[0].op.microbatch.number in self._items):
+                compute = left.popleft()
+                number, layers = compute.op.microbatch.number, compute.layers
+                if compute.op.kind is OpKind.B:
+                    self.backward(OpKind.B, step, number, None, layers)
+                else:
+                    self.forward(step, number, None, layers)
+                if not ran(compute):
+                    return False
+            return bool(left)
+
+        if go_on():
+            numbers = [each.op.microbatch.number for each in left if each.op.kind is OpKind.F]
+            self._run_items(step, numbers, go_on)
+
+    def _run_items(self, step: int, numbers: Sequence[int], then: Callable[[], bool]) -> None:
+        """Has the loop run items, keeps what came of each, and goes on as long as ``then`` says so."""
         ahead = [layer for layer, owned in self._owned.items() if _live(owned).ahead]
         if ahead:
-            raise InternalError(f"item {microbatch} of step {step} on weights that have made this step already")
+            raise InternalError(f"items {numbers} of step {step} on weights that have made this step already")
         sample = self._sample
-        if sample is not None and sample.lacks(step) and sample.runs and sample.number != microbatch:
-            sample.digest = self._have_run(step, sample.number).digest
-        found = self._have_run(step, microbatch)
-        if sample is not None and sample.lacks(step) and sample.number == microbatch:
-            sample.digest = found.digest
-        self._items[microbatch] = [tuple(map(_summed, row)) for row in found.of]
-        parts = (found.loss, found.stats, found.logged, found.marks)
-        self._records[microbatch] = torch.cat([part for part in parts if part is not None])
+        aside = sample is not None and sample.lacks(step) and sample.runs and sample.number != numbers[0]
+        before = [sample.number] if sample is not None and aside else []
 
-    def _have_run(self, step: int, microbatch: int) -> Gradients:
-        item = Item(step=step, shown=self._shown(step), number=microbatch, loss_scale=self.loss_scale)
-        found: Gradients = self._turns.run(item)
-        self._seen(item, found)
-        return found
+        def take(item: Item, found: Gradients) -> bool:
+            self._seen(item, found)
+            if sample is not None and sample.lacks(step) and sample.number == item.number:
+                sample.digest = found.digest
+            if before:  # this is added to nothing
+                before.clear()
+                return True
+            self._items[item.number] = [tuple(map(_summed, row)) for row in found.of]
+            parts = (found.loss, found.stats, found.logged, found.marks)
+            self._records[item.number] = torch.cat([part for part in parts if part is not None])
+            with denormals_kept():
+                return then()
+
+        shown, scale = self._shown(step), self.loss_scale
+        items = [Item(step=step, shown=shown, number=number, loss_scale=scale) for number in (*before, *numbers)]
+        self._turns.run(items, take)
 
     def _shown(self, step: int) -> int:
         """A step as the loop counts."""
@@ -254,7 +290,7 @@ class LoopStage(SummedStage):
             if adds and not self._is_absent(index, microbatch):
                 record = self._records[microbatch] if index == self.num_layers - 1 else None
                 self._add(index, microbatch, gradients, record)
-        return torch.zeros(HANDED_ON.shape, dtype=torch.float32) if part.start else None
+        return _handed_on() if part.start else None
 
     def accept(self, reduction: ReducedLayers, summed: Total) -> None:
         """Take a sum; nobody asks for the one of the step before any more. See `SummedStage.accept`."""
@@ -451,6 +487,10 @@ class LoopStage(SummedStage):
     def stats(self) -> RunningStats:
         """The batch-norm statistics of the model."""
         return self.running_stats(self.num_layers - 1)
+
+
+def _handed_on() -> Tensor:
+    return torch.zeros(HANDED_ON.shape, dtype=torch.float32, device="cpu")  # whatever the script's defaults are
 
 
 def _shares(step: int, weights: Tensor) -> Tensor | None:

@@ -7,7 +7,7 @@ would be missed there; see the rules of ADR 25 for layers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,7 @@ from holdfast.runtime.loop.facts import parts
 from holdfast.runtime.loop.feeding import Feeding
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.stage import Gradients, LoopStage
-from holdfast.runtime.loop.turns import Item, Turns
+from holdfast.runtime.loop.turns import Item, Take, Turns
 from holdfast.runtime.tensors import same_bits
 
 __all__ = ["ItemTrial"]
@@ -66,7 +66,7 @@ class ItemTrial:
         self.turns.between(0)
         if self.loop.prepared.failing is not None:  # its steps lack items
             scale = self.stage.loss_scale
-            self.run(Item(step=0, shown=0, number=0, loss_scale=scale))
+            self.run((Item(step=0, shown=0, number=0, loss_scale=scale),), lambda *_: False)
             return
         run_step(self.stage, self.loop, 0)
         before = self._attributes()
@@ -113,17 +113,28 @@ class ItemTrial:
             self.stage.layer_digest(layer)
         return self._item_s, time.perf_counter() - begun
 
-    def run(self, item: Item) -> Gradients:
+    def run(self, items: Iterable[Item], take: Take) -> None:
         """Has the loop run the item, and run it again; knows afterwards what came of it."""
+        (item,) = items
         if self._found is None:
-            self._found = self.turns.run(item)
+            self._found = self._have_run(item)
             begun = time.perf_counter()
-            again = self.turns.run(item)
+            again = self._have_run(item)
             self._item_s = time.perf_counter() - begun
             self.differences = tuple(self._compare(self._found, again))
             if self.stage.stats.foreign and not self.differences:
                 self._check_stats(item)
-        return self._found
+        take(item, self._found)
+
+    def _have_run(self, item: Item) -> Gradients:
+        found: list[Gradients] = []
+
+        def take(item: Item, gradients: Gradients) -> bool:
+            found.append(gradients)
+            return False
+
+        self.turns.run((item,), take)
+        return found[0]
 
     def _check_stats(self, item: Item) -> None:
         """Batch-norm that trains must not read its running statistics, which are others while an item runs.
@@ -134,7 +145,7 @@ class ItemTrial:
         assert self._found is not None, "it was run"
         stats = self.stage.stats
         with stats.filled(1.0):
-            found = replace(self.turns.run(item), stats=self._found.stats)
+            found = replace(self._have_run(item), stats=self._found.stats)
         if (name := self._first_difference(self._found, found)) is not None:
             raise ConfigError(
                 f"the {name} depends on the running statistics of batch-norm in train() ({', '.join(stats.foreign)}: "

@@ -1,20 +1,23 @@
 """Two threads take turns: the loop of a user's script, and the driver that knows what is to be run.
 
-The *loop* is outside of its steps, or inside of one: there it waits for an item, or runs one. It is given every step in
-order, whether or not it has items of it. The *driver* says which step may begin and which item is to be run, learns
-what came of it, and says when a step is over.
+The *loop* is outside of its steps, or inside of one: there it waits for items, or runs one. It is given every step in
+order, whether or not it has items of it. The *driver* says which step may begin and which items are to be run, and when
+a step is over. What came of an item is taken in the loop's thread, while the driver waits: so the threads change hands
+once for many items, and what a backward pass has written is still in the processor's cache.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.core.work import WorkPhase, working
 from holdfast.errors import ConfigError, HoldfastError, InternalError
 
-__all__ = ["GivesItems", "Item", "LoopAbandoned", "RunsItems", "Turns"]
+__all__ = ["GivesItems", "Item", "LoopAbandoned", "RunsItems", "Take", "Turns"]
 
 
 class LoopAbandoned(BaseException):
@@ -37,6 +40,10 @@ class Item:
     loss_scale: float | None = None
 
 
+Take: TypeAlias = Callable[[Item, Any], bool]
+"""Takes what came of an item; returns whether more are to be run."""
+
+
 class GivesItems(Protocol):
     """Whatever says to a step which items it is to run."""
 
@@ -48,10 +55,10 @@ class GivesItems(Protocol):
 
 
 class RunsItems(Protocol):
-    """Whatever computes an item when it is asked to."""
+    """Whatever computes items when it is asked to."""
 
-    def run(self, item: Item, /) -> Any:
-        """Returns what came of an item."""
+    def run(self, items: Iterable[Item], take: Take, /) -> None:
+        """Runs items one after another, and has what came of each taken, until no more are wanted."""
 
 
 @dataclass(slots=True)
@@ -71,9 +78,12 @@ class Turns:
     """Whether it waits for an item."""
     _over_before: int = 0
     """All steps before this one are over."""
-    _item: Item | None = None
+    _items: deque[Item] = field(default_factory=deque)
+    """What is to be run; the first one runs if it is ``_taken``."""
     _taken: bool = False
-    _result: Any = None
+    _take: Take | None = None
+    _not_taken: BaseException | None = None
+    """Why what came of an item could not be taken."""
     _error: BaseException | None = None
     _over: bool = False
     _finished: bool = False
@@ -112,20 +122,28 @@ class Turns:
             return (self._idle or self._asks) and self._given is not None and self._given >= step
         return self._asks and (self._given is None or self._given + 1 >= step)
 
-    def run(self, item: Item) -> Any:
-        """Has the loop run an item; returns what came of it.
+    def run(self, items: Iterable[Item], take: Take) -> None:
+        """Has the loop run items, one after another; returns once all are, or ``take`` wants no more.
+
+        Args:
+            items: in this order.
+            take: called in the loop's thread with each item and what came of it, while this one waits.
 
         Raises:
             WorkFailed: the loop has raised.
+            Exception: ``take`` has.
         """
         with self._changed:
-            if self._item is not None:
-                raise InternalError(f"item {item.number} of step {item.step}: another one runs")
-            self._item, self._result, self._taken = item, None, False
+            if self._items:
+                raise InternalError(f"item {self._items[0].number} of step {self._items[0].step}: another one runs")
+            self._items.extend(items)
+            self._take, self._taken = take, False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._item is None or self._error is not None)
-            self._raise_if_failed(item.number)
-            return self._result
+            self._changed.wait_for(lambda: not self._items or self._error is not None)
+            self._raise_if_failed(self._items[0].number if self._items else None)
+            not_taken, self._not_taken = self._not_taken, None
+        if not_taken is not None:
+            raise not_taken
 
     def _raise_if_failed(self, microbatch: int | None = None) -> None:
         if self._error is not None:
@@ -176,28 +194,39 @@ class Turns:
             LoopAbandoned: the job goes on, or has ended, without this loop.
         """
         with self._changed:
-            if self._taken and self._item is not None:
+            if self._taken:
                 raise ConfigError(
-                    f"item {self._item.number} of the step runs: its loop cannot be begun again within it"
+                    f"item {self._items[0].number} of the step runs: its loop cannot be begun again within it"
                 )
-            self._idle = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._item is not None or self._over_before > step or self._over)
-            self._idle = False
-            if self._item is not None and self._over_before <= step:
+            if not self._items or self._over_before > step:
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._items or self._over_before > step or self._over)
+                self._idle = False
+            if self._items and self._over_before <= step:
                 self._taken = True
-                return self._item
+                return self._items[0]
             if self._over_before <= step:
                 self._raise_unless_finished()
             return None
 
     def done(self, result: Any) -> None:
-        """The item that was taken is done."""
+        """The item that was taken is done; all that comes of it is done with when this returns."""
+        if not self._taken or self._take is None:
+            raise InternalError("an item is done that nobody asked for")
+        more, why = False, None
+        try:
+            more = self._take(self._items[0], result)  # without the lock: the driver waits, and nobody else asks
+        except Exception as error:  # noqa: BLE001 - raised where the items were asked for
+            why = error
         with self._changed:
-            if self._item is None or not self._taken:
-                raise InternalError("an item is done that nobody asked for")
-            self._item, self._result, self._taken = None, result, False
-            self._changed.notify_all()
+            self._taken, self._not_taken = False, why
+            self._items.popleft()
+            if not more:
+                self._items.clear()
+            if not self._items:
+                self._take = None
+                self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """The loop has raised, and runs nothing any more."""

@@ -6,9 +6,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-import torch
-
 from holdfast.runtime.driver import Driver
+from holdfast.runtime.tensors import settle_thread
 
 __all__ = ["drive", "drive_beside"]
 
@@ -36,7 +35,7 @@ def drive_beside(driver: Driver, on_end: Callable[[BaseException | None], None])
 
 def _make_calls(driver: Driver) -> BaseException | None:
     """Returns what ends the driver, None if that is its protocol."""
-    torch.set_num_threads(1)  # the limit is each thread's own
+    settle_thread()
     calls = driver.run()
     try:
         call = next(calls)

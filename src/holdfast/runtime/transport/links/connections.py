@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
-import torch
-
 from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.tensors import settle_thread
 from holdfast.runtime.transport.links.dialer import Dialer
 from holdfast.runtime.transport.links.handshake import NONCE_BYTES, listening
 from holdfast.runtime.transport.links.inbox import Inbox
@@ -145,7 +144,7 @@ class ConnectionManager:
     # In the loop's thread
 
     def _run(self) -> None:
-        torch.set_num_threads(1)  # sums are folded here, while the worker computes; the limit is each thread's own
+        settle_thread()  # sums are folded here, while the worker computes
         try:
             self._loop.run()
         except BaseException as error:  # noqa: BLE001 - told to the thread that would wait for us for ever
