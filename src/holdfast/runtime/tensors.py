@@ -4,18 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
 
-__all__ = ["denormals_kept", "num_bytes", "same_bits", "settle_thread", "torch_dtype"]
+__all__ = ["Place", "denormals_kept", "num_bytes", "places", "same_bits", "settle_thread", "torch_dtype"]
 
 _SMALL = numpy.float32(1e-38)
 _TENTH = numpy.float32(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module has a tensor, and which it had when that was looked up."""
+
+    name: str
+    owner: dict[str, Any]
+    leaf: str
+    tensor: Tensor
+
+    @property
+    def now(self) -> Any:
+        """What is there now; None: nothing."""
+        return self.owner.get(self.leaf)
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """Yield the places of all parameters and buffers; one of several places of a tensor is a place of its own."""
+    for prefix, module in model.named_modules():
+        for owner in (module._parameters, module._buffers):
+            for leaf, tensor in owner.items():
+                if tensor is not None:
+                    yield Place(f"{prefix}.{leaf}" if prefix else leaf, owner, leaf, tensor)
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:

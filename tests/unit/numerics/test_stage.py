@@ -376,6 +376,24 @@ class Checkpointed(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
 
+class Replacing(nn.Module):
+    """Puts a module in the place of another one in each forward pass.
+
+    Args:
+        make: what comes there.
+    """
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.make = make
+        self.inner = nn.Sequential(nn.Linear(4, 4), make())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner[1] = self.make()
+        output: Tensor = self.inner(x)
+        return output
+
+
 class Pair(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return x, x
@@ -402,6 +420,7 @@ def linear() -> nn.Module:
     [
         (Counts, r"layer 1 \(Counts\) changes its buffer 'calls'"),
         (Pair, r"layer 1 \(Pair\) returned a tuple of 2"),
+        (lambda: Replacing(linear), r"layer 1 \(Replacing\) replaces a module of its own in the forward pass"),
         (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1, track_running_stats=True)), "changes its"),
         (lambda: nn.Linear(4, 4, dtype=torch.float64), "expected float32"),
     ],
@@ -409,6 +428,10 @@ def linear() -> nn.Module:
 def test_layers_that_cannot_be_exact_are_refused(layer: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train(small_job(linear, layer, linear), [(0, 3)], [[0]], 1)
+
+
+def test_a_module_without_parameters_may_be_replaced() -> None:
+    train(small_job(linear, lambda: Replacing(nn.ReLU), linear), [(0, 3)], [[0]], 1)
 
 
 def test_layers_that_still_share_a_parameter_are_refused() -> None:

@@ -35,9 +35,12 @@ def chunks(outbox):
     """All that an outbox sends, as (header, bytes)."""
     found = []
     while parts := outbox.next():
-        data = b"".join(parts)
+        data, at = b"".join(parts), 0
         outbox.took(len(data))
-        found.append((Chunk.unpack(data), data[HEADER_BYTES:]))
+        while at < len(data):
+            chunk, begin = Chunk.unpack(data, at), at + HEADER_BYTES
+            at = begin + chunk.size
+            found.append((chunk, data[begin:at]))
     return found
 
 
@@ -95,6 +98,19 @@ def test_what_is_urgent_goes_between_two_chunks_and_equals_in_their_order():
     outbox.took(len(rest))
     kinds = [chunk.label.kind for chunk, _ in chunks(outbox)]
     assert kinds == [Kind.VERDICT, Kind.ACTIVATION, Kind.GRADIENT, Kind.PART]
+
+
+def test_what_is_short_goes_with_what_follows():
+    outbox, long = Outbox(), bytes(2 * CHUNK_BYTES)
+    outbox.put(label(Kind.HEADER), memoryview(b"header"))
+    outbox.put(label(Kind.PART), memoryview(long))
+    together = outbox.next()
+    assert [len(each) for each in together] == [HEADER_BYTES, 6, HEADER_BYTES, CHUNK_BYTES]
+    outbox.took(HEADER_BYTES + 4)
+    assert outbox.next()[0] == b"er", "whatever was not taken stays"
+    outbox.took(sum(map(len, outbox.next())))
+    assert outbox.owes
+    assert [len(each) for each in outbox.next()] == [HEADER_BYTES, CHUNK_BYTES]
 
 
 def test_slices_go_when_nothing_else_does():

@@ -29,7 +29,7 @@ class Wires:
             inbox.enter(1, Allowance())
         self.late = []
 
-    def send(self, source, target, label, body):
+    def send(self, source, target, label, body, more=False):
         self.late.append((source, target, label, bytes(body)))
 
     def carry(self):

@@ -49,6 +49,7 @@ from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, check_untied, own
+from holdfast.runtime.tensors import Place, places
 
 __all__ = ["CommitMethod", "Loader", "Stage", "layer_seed"]
 
@@ -133,11 +134,13 @@ class _Known:
     """What is known of how a layer runs.
 
     Attributes:
-        watched: parameters and buffers, which no forward pass may change.
+        watched: places of parameters and buffers, which no forward pass may change.
+        modules: where modules have others that have any of these, and which.
         split_works: whether split and fused backward were found equal; None before the first I.
     """
 
-    watched: dict[str, Tensor]
+    watched: list[Place]
+    modules: list[tuple[Mapping[str, nn.Module | None], str, nn.Module]]
     split_works: bool | None = None
 
 
@@ -371,7 +374,7 @@ class Stage(SummedStage):
 
     def _run_layer(self, index: int, owned: Owned, source: Tensor, seed: int) -> _Cell:
         self._on.seed(seed)
-        marks = [(tensor._version, tensor.data_ptr()) for tensor in self._known[index].watched.values()]
+        marks = [_mark(place.tensor) for place in self._known[index].watched]
         if owned.stats.width:
             with owned.stats.apart():
                 output = owned.module(source)
@@ -379,7 +382,7 @@ class Stage(SummedStage):
         else:
             output, record = owned.module(source), None
         if marks:
-            _check_watched(index, owned.module, self._known[index].watched, marks)
+            _check_watched(index, owned.module, self._known[index], marks)
         return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record)
 
     def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
@@ -556,16 +559,25 @@ class Stage(SummedStage):
 
 
 def _known_of(owned: Owned) -> _Known:
-    kept = ((name, buffer) for name, buffer in owned.module.named_buffers() if name not in owned.stats.buffer_names)
-    return _Known(watched={**dict(owned.module.named_parameters()), **dict(kept)})
+    watched = [each for each in places(owned.module) if each.name not in owned.stats.buffer_names]
+    children = [(m._modules, name, child) for m in owned.module.modules() for name, child in m.named_children()]
+    return _Known(watched, [each for each in children if next(places(each[2]), None) is not None])
 
 
-def _check_watched(
-    index: int, module: nn.Module, watched: Mapping[str, Tensor], marks: Sequence[tuple[int, int]]
-) -> None:
-    current = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for (name, tensor), mark in zip(watched.items(), marks, strict=True):
-        if current.get(name) is not tensor or (tensor._version, tensor.data_ptr()) != mark:
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """What changes with whatever is done to a tensor."""
+    return tensor._version, tensor.data_ptr()
+
+
+def _check_watched(index: int, module: nn.Module, known: _Known, marks: Sequence[tuple[int, int]]) -> None:
+    if any(there.get(name) is not child for there, name, child in known.modules):
+        raise ConfigError(
+            f"layer {index} ({type(module).__name__}) replaces a module of its own in the forward pass, one that has "
+            "parameters or buffers; expected the same ones in all passes"
+        )
+    for place, mark in zip(known.watched, marks, strict=True):
+        name, tensor = place.name, place.tensor
+        if place.now is not tensor or _mark(tensor) != mark:
             what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ConfigError(
                 f"layer {index} ({type(module).__name__}) changes its {what} {name!r} in the forward pass; only"

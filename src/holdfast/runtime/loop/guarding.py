@@ -6,7 +6,7 @@ is trained is the tensors that the optimizers have: another tensor under the nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -16,19 +16,9 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.prepared import Prepared
-from holdfast.runtime.tensors import same_bits
+from holdfast.runtime.tensors import Place, places, same_bits
 
 __all__ = ["Guard"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a module has a tensor, and which it had when the loop began."""
-
-    name: str
-    owner: dict[str, Any]
-    leaf: str
-    tensor: Tensor
 
 
 _Marks = list[list[int]]
@@ -50,11 +40,11 @@ class Guard:
     bits: bool = False
     schedulers: Sequence[Any] = ()
     _copies: list[Tensor] = field(default_factory=list)
-    _places: list[_Place] = field(init=False)
-    _kept: list[_Place] = field(init=False)
+    _places: list[Place] = field(init=False)
+    _kept: list[Place] = field(init=False)
     _names: list[str] = field(init=False)
     _trained: list[nn.Parameter] = field(init=False)
-    _guarded: list[_Place] = field(default_factory=list)
+    _guarded: list[Place] = field(default_factory=list)
     _but: frozenset[str] | None = None
     _before: _Marks = field(default_factory=list)
     _settings: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +55,7 @@ class Guard:
         """What there is to compare is found once."""
         model, buckets, named = self.prepared.model, self.prepared.buckets, self.prepared.named
         kept = {id(tensor) for bucket in buckets for tensor in (*bucket.parameters(), *bucket.buffers())}
-        self._places = list(_places(model))
+        self._places = list(places(model))
         self._kept = [place for place in self._places if id(place.tensor) in kept]
         self._names, self._trained = list(named), list(named.values())
 
@@ -76,7 +66,7 @@ class Guard:
             ConfigError: it has another shape or type, or there is nothing.
         """
         for place in self._kept:
-            if place.owner.get(place.leaf) is not place.tensor:
+            if place.now is not place.tensor:
                 with torch.no_grad():
                     place.tensor.data.copy_(_fitting(place))
                 place.owner[place.leaf] = place.tensor
@@ -144,7 +134,7 @@ class Guard:
             )
 
     def _marks_now(self) -> _Marks:
-        there = [place.owner.get(place.leaf) for place in self._guarded]
+        there = [place.now for place in self._guarded]
         tensors = [_NOTHING if each is None else each for each in there]
         return [list(map(id, there)), list(map(_VERSION, tensors)), list(map(Tensor.data_ptr, tensors))]
 
@@ -168,16 +158,8 @@ def _first_changed(names: Sequence[str], before: _Marks, now: _Marks) -> str:
     return next(name for name, one, other in pairs if one != other)
 
 
-def _places(model: nn.Module) -> Iterator[_Place]:
-    for prefix, module in model.named_modules():
-        for owner in (module._parameters, module._buffers):
-            for leaf, tensor in owner.items():
-                if tensor is not None:
-                    yield _Place(f"{prefix}.{leaf}" if prefix else leaf, owner, leaf, tensor)
-
-
-def _fitting(place: _Place) -> Tensor:
-    ours, there = place.tensor, place.owner.get(place.leaf)
+def _fitting(place: Place) -> Tensor:
+    ours, there = place.tensor, place.now
     if isinstance(there, Tensor) and (there.shape, there.dtype) == (ours.shape, ours.dtype):
         if there.requires_grad != ours.requires_grad:
             raise ConfigError(
@@ -200,7 +182,7 @@ def _gradient_changed(name: str) -> ConfigError:
     )
 
 
-def _changed(place: _Place) -> ConfigError:
+def _changed(place: Place) -> ConfigError:
     trained = isinstance(place.tensor, nn.Parameter)
     what = "parameter" if trained else "buffer"
     why = "weights change between steps only" if trained else "only batch-norm's running statistics may change"

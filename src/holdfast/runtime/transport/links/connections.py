@@ -81,12 +81,14 @@ class ConnectionManager:
             sender.renew()
         self._loop.do(self._look_again)
 
-    def send(self, to: WorkerId, label: Label, body: memoryview, *, lent: bool = False) -> None:
+    def send(self, to: WorkerId, label: Label, body: memoryview, *, lent: bool = False, more: bool = False) -> None:
         """Sends a message, at once or as soon as that can be done; its bytes stay ours if they are lent.
+
+        Or with the next one, if there is ``more`` for the same worker at once.
 
         A generation begins with ENTER; what belongs to none that has begun, or to one that is over, is not sent.
         """
-        self._sender_to(to).send(label, body, lent=lent)
+        self._sender_to(to).send(label, body, lent=lent, more=more)
 
     def warm_up(self, workers: Iterable[WorkerId]) -> None:
         """Connects with workers to whom something may have to be sent later."""

@@ -9,6 +9,8 @@ from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, URGEN
 
 __all__ = ["Outbox"]
 
+_MOST_AT_ONCE = 8
+"""So many chunks go in one call at most."""
 _MOST_BACKGROUND = 16
 """So many messages of the background may wait: whoever asks for slices and takes none makes us hold no more of them."""
 
@@ -32,7 +34,8 @@ class Outbox:
     _count: int = 0
     _rest: list[memoryview] = field(default_factory=list)
     _number: int = 0
-    _begun: Label | None = None
+    _owed: bool = False
+    """Whether the rest is, in part at least, of a step."""
 
     @property
     def empty(self) -> bool:
@@ -43,7 +46,7 @@ class Outbox:
     def owes(self) -> bool:
         """Whether something of a step is left to send."""
         waiting = any(message.label.kind not in BACKGROUND for _, _, message in list(self._waiting))
-        return waiting or (bool(self._rest) and self._begun is not None and self._begun.kind not in BACKGROUND)
+        return waiting or (bool(self._rest) and self._owed)
 
     def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
         """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``.
@@ -66,18 +69,28 @@ class Outbox:
                 message.body, message.lent = memoryview(bytes(message.body)), False
 
     def next(self) -> list[memoryview]:
-        """Returns the bytes that go next, which stay the next ones until they were ``took``; nothing if all is sent."""
-        if not self._rest and self._waiting:
-            message = self._waiting[0][2]
-            size = min(CHUNK_BYTES, len(message.body) - message.sent)
-            header = Chunk(message.label, len(message.body), message.sent, size, self._number).pack()
-            self._number = after(self._number)
-            self._begun = message.label
-            self._rest = [memoryview(header), message.body[message.sent : message.sent + size]]
-            message.sent += size
-            if message.sent == len(message.body):
-                heapq.heappop(self._waiting)
+        """Returns the bytes that go next, which stay the next ones until they were ``took``; nothing if all is sent.
+
+        They are a chunk, and before it others that are together shorter than one.
+        """
+        if not self._rest:
+            self._owed, left = False, CHUNK_BYTES
+            while self._waiting and left > 0 and len(self._rest) < 2 * _MOST_AT_ONCE:
+                left -= self._begin()
         return self._rest
+
+    def _begin(self) -> int:
+        """Adds the next chunk to what goes next; returns its size."""
+        message = self._waiting[0][2]
+        size = min(CHUNK_BYTES, len(message.body) - message.sent)
+        header = Chunk(message.label, len(message.body), message.sent, size, self._number).pack()
+        self._number = after(self._number)
+        self._owed |= message.label.kind not in BACKGROUND
+        self._rest += [memoryview(header), message.body[message.sent : message.sent + size]]
+        message.sent += size
+        if message.sent == len(message.body):
+            heapq.heappop(self._waiting)
+        return size
 
     def took(self, size: int) -> None:
         """So many of the next bytes are sent."""

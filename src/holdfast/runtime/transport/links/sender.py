@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
@@ -83,7 +84,7 @@ class Sender:
         with self._lock:
             return self._sent.copy()
 
-    def send(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
+    def send(self, label: Label, body: memoryview, *, lent: bool = False, more: bool = False) -> None:
         """See ConnectionManager.send."""
         with self._lock:
             if label.generation <= self._over:
@@ -96,7 +97,8 @@ class Sender:
                 self._enter = None
             self._sent[label.kind] += len(body)
             self._outbox.put(label, body, lent=lent)
-            self._go_on()
+            if not more:
+                self._go_on()
             if lent and not self._outbox.empty:
                 self._outbox.give_back()
 
@@ -251,4 +253,6 @@ def _send(connection: socket.socket, parts: list[memoryview]) -> int:
     """Sends some of what is to be sent; returns how many bytes."""
     if not isinstance(connection, ssl.SSLSocket):
         return connection.sendmsg(parts)
-    return connection.send(b"".join(parts) if sum(map(len, parts)) <= _RECORD_BYTES else parts[0])
+    size = list(accumulate(map(len, parts)))
+    together = max(1, sum(each <= _RECORD_BYTES for each in size))
+    return connection.send(b"".join(parts[:together]) if together > 1 else parts[0])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -25,6 +26,12 @@ from holdfast.runtime.transport.links.wire import Kind, Label, label_of_sum
 from holdfast.runtime.transport.port import SumKey
 
 __all__ = ["Summing"]
+
+
+class Send(Protocol):
+    """See `ConnectionManager.send`."""
+
+    def __call__(self, to: WorkerId, label: Label, body: memoryview, /, *, more: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Summing:
         worker: WorkerId,
         own: Contribution,
         inbox: Inbox,
-        send: Callable[[WorkerId, Label, memoryview], None],
+        send: Send,
         memory: Memory = host_memory,
     ) -> None:
         self._memory = memory
@@ -92,7 +99,7 @@ class Summing:
                 self._shares.append((self._ask(other, Kind.TOTAL, 0, place, self._finish), place))
         header = memoryview(len(self._own.parts).to_bytes(COUNT_BYTES, "little") + self._own.header)
         for other in self._others:
-            self._send(other, label_of_sum(self._key, Kind.HEADER), header)
+            self._send(other, label_of_sum(self._key, Kind.HEADER), header, more=bool(self._own.parts))
             for number, part in enumerate(self._own.parts):
                 self._tell(other, Kind.PART, number, part if self._whole else self._share(part, other))
         self._came()
