@@ -548,8 +548,8 @@ def high_water_bytes(pid):
 def test_a_large_layer_needs_little_memory_at_its_holders(start, get, capsys):
     size = 64 << 20
     holders = [start((0, size), (1, 2 * STRETCH)) for _ in range(2)]
-    get(holders, [1])  # so that all that is loaded for the first slice is there
     for holder in holders:
+        get([holder], [1])  # so that all that is loaded for the first slice is there
         forget_high_water(holder.process.pid)
     before = [high_water_bytes(holder.process.pid) for holder in holders]
     begun = time.monotonic()

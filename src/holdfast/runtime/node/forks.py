@@ -53,6 +53,8 @@ _BEGIN = (
     "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload})"
 )
 _PR_SET_CHILD_SUBREAPER = 36
+_FLAGS, _ENDING = 6, 0x4
+"""Where flags are behind a process's name, and PF_EXITING of Linux."""
 
 
 def is_gone(pid: int) -> bool:
@@ -62,10 +64,21 @@ def is_gone(pid: int) -> bool:
 
 def _state(pid: int) -> str:
     """The letter for what a process does, as in proc(5); empty if there is none."""
+    return next(iter(_stat(pid)), "")
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process runs no code any more, though nobody may be able to take note of its end yet."""
+    found = _stat(pid)
+    return bool(found) and bool(int(found[_FLAGS]) & _ENDING)
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system tells of a process behind its name, see proc(5); nothing if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +227,13 @@ class ForkServer:
         return bool(self.died())
 
     def _look(self) -> int | None:
-        """Takes note of its end; returns its status, None while it runs."""
+        """Takes note of its end; returns its status, None while it runs.
+
+        What was forked from it is ended, and that seen, a moment before its own end can be: that is waited for.
+        """
         if self._status is None and self._pid is not None:
             try:
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                pid, status = os.waitpid(self._pid, 0 if _is_ending(self._pid) else os.WNOHANG)
                 self._status = os.waitstatus_to_exitcode(status) if pid else None
             except ChildProcessError:  # it is another program's, or somebody else took note of its end
                 self._status = 255
