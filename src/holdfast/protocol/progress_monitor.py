@@ -55,7 +55,7 @@ class _Phase(AbstractContextManager[None]):
 class ProgressMonitor:
     """How the worker moves along, for its heartbeats: written by the thread that works, read by another.
 
-    Where an operation is handed to another thread, such as a script's, that one may call :meth:`turn_to`.
+    Where operations are handed to another thread, such as a script's, and that is waited for, it is that one.
 
     Args:
         awake: seconds that this process has run: a pause makes nothing slow.

@@ -176,9 +176,10 @@ class Driver:
 
     Three threads meet here in a process. The *driver thread* runs it; it alone touches the stage and what is posted.
     The *control thread* brings commands: it only queues them, and interrupts whatever the driver thread waits for in an
-    older generation. The *heartbeat thread* reads where we stand. What the first two share is one reference each,
-    written by one of them or set to None, so there is no lock: ``_newest``, the newest generation that anybody has
-    heard of, and ``_prepared``, the order that is to be gone over to.
+    older generation. The *heartbeat thread* reads where we stand. While a script's loop runs operations at a stretch,
+    the driver thread waits, and the loop's stands for it. What the first two share is one reference each, written by
+    one of them or set to None, so there is no lock: ``_newest``, the newest generation that anybody has heard of, and
+    ``_prepared``, the order that is to be gone over to.
 
     Attributes:
         protocol: what it does.

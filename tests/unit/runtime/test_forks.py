@@ -8,9 +8,6 @@ import sys
 
 import pytest
 from tests.plain import plain
-from tests.waiting import until
-
-from holdfast.runtime.node import forks
 
 PROGRAM = """
 import multiprocessing
@@ -75,17 +72,3 @@ def test_texts_have_the_same_hashes_in_every_run(tmp_path):
     assert plain(script).stdout == ended.stdout
     assert "PYTHONHASHSEED" in other
     assert os.environ.get("PYTHONHASHSEED") in (None, other["PYTHONHASHSEED"]), "it is nobody else's"
-
-
-def test_who_has_been_ended_runs_nothing_any_more_before_that_is_noted():
-    assert not forks._is_ending(os.getpid())
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        assert not forks._is_ending(child.pid)
-        child.kill()
-        until(lambda: forks.is_gone(child.pid))
-        assert forks._is_ending(child.pid)
-    finally:
-        child.kill()
-        child.communicate()
-    assert not forks._is_ending(child.pid), "there is no such process"

@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import until
 
 from holdfast.runtime.node import kin
-from holdfast.runtime.node.kin import below, end_all, in_session, send, stop_below
+from holdfast.runtime.node.kin import below, end_all, in_session, look_at, send, stop_below
 
 PARENT = """
 import subprocess, sys
@@ -136,3 +136,17 @@ def test_who_is_forked_by_a_thread_of_one_that_seems_to_have_stopped_is_stopped_
 
 def state(thread):
     return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_who_has_been_ended_runs_nothing_any_more_before_that_is_noted():
+    assert not look_at(os.getpid()).ending
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not look_at(child.pid).ending
+        child.kill()
+        until(lambda: look_at(child.pid).gone)
+        assert look_at(child.pid).ending
+    finally:
+        child.kill()
+        child.communicate()
+    assert look_at(child.pid) is None

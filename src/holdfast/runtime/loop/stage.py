@@ -225,12 +225,13 @@ class LoopStage(SummedStage):
         if ahead:
             raise InternalError(f"items {numbers} of step {step} on weights that have made this step already")
         sample = self._sample
-        aside = sample is not None and sample.lacks(step) and sample.runs and sample.number != numbers[0]
-        before = [sample.number] if sample is not None and aside else []
+        if sample is not None and not sample.lacks(step):
+            sample = None
+        before = [] if sample is None or not sample.runs or sample.number == numbers[0] else [sample.number]
 
         def take(item: Item, found: Gradients) -> bool:
             self._seen(item, found)
-            if sample is not None and sample.lacks(step) and sample.number == item.number:
+            if sample is not None and sample.number == item.number and not sample.digest:
                 sample.digest = found.digest
             if before:  # this is added to nothing
                 before.clear()

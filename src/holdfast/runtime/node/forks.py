@@ -31,13 +31,12 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, set_spawning_popen
 from multiprocessing.forkserver import read_signed
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError, InternalError, describe_exit
 from holdfast.parent import PR_SET_PDEATHSIG, end_with
 from holdfast.runtime.hardening import harden, outlast_readers
-from holdfast.runtime.node.kin import Kin, below, end_all
+from holdfast.runtime.node.kin import Kin, below, end_all, look_at
 
 __all__ = ["FORKS", "SERVER", "ForkServer", "ForkedProcess", "Patience", "is_gone"]
 
@@ -53,32 +52,12 @@ _BEGIN = (
     "from multiprocessing.forkserver import main; main({listener}, {alive}, {preload})"
 )
 _PR_SET_CHILD_SUBREAPER = 36
-_FLAGS, _ENDING = 6, 0x4
-"""Where flags are behind a process's name, and PF_EXITING of Linux."""
 
 
 def is_gone(pid: int) -> bool:
     """Whether nothing of a process can run any more, though its parent may not have taken note of its end."""
-    return _state(pid) in ("", "Z", "X")
-
-
-def _state(pid: int) -> str:
-    """The letter for what a process does, as in proc(5); empty if there is none."""
-    return next(iter(_stat(pid)), "")
-
-
-def _is_ending(pid: int) -> bool:
-    """Whether a process runs no code any more, though nobody may be able to take note of its end yet."""
-    found = _stat(pid)
-    return bool(found) and bool(int(found[_FLAGS]) & _ENDING)
-
-
-def _stat(pid: int) -> list[str]:
-    """What the system tells of a process behind its name, see proc(5); nothing if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    found = look_at(pid)
+    return found is None or found.gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +166,7 @@ class ForkServer:
     def excuse(self) -> str:
         """Why it may not answer, for people."""
         pid = self._pid
-        if pid is not None and _state(pid) == "T":
+        if pid is not None and (found := look_at(pid)) is not None and found.state == "T":
             return f"the fork server, process {pid}, is stopped"
         return f"the fork server, process {pid}, does not answer"
 
@@ -232,8 +211,9 @@ class ForkServer:
         What was forked from it is ended, and that seen, a moment before its own end can be: that is waited for.
         """
         if self._status is None and self._pid is not None:
+            found = look_at(self._pid)
             try:
-                pid, status = os.waitpid(self._pid, 0 if _is_ending(self._pid) else os.WNOHANG)
+                pid, status = os.waitpid(self._pid, 0 if found is not None and found.ending else os.WNOHANG)
                 self._status = os.waitstatus_to_exitcode(status) if pid else None
             except ChildProcessError:  # it is another program's, or somebody else took note of its end
                 self._status = 255

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Kin", "below", "end_all", "in_session", "send", "stop_below"]
+__all__ = ["Kin", "below", "end_all", "in_session", "look_at", "send", "stop_below"]
 
 _LIMIT_S, _STOPPING_S = 2.0, 10.0
 _LOOK_S = 0.002
 _DEAD = ("Z", "X")
+_ENDING = 0x4  # PF_EXITING, of the flags in proc(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Kin:
         parent: the number of the process that is its parent now.
         session: the number of the process that has begun its session.
         started: when it was started, in ticks since the machine was; with ``pid`` it names a process for good.
+        ending: whether it runs no code any more, though nobody may be able to take note of its end yet.
     """
 
     pid: int
@@ -34,6 +36,17 @@ class Kin:
     parent: int
     session: int
     started: int
+    ending: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it can run any more, though its parent may not have taken note of its end."""
+        return self.state in _DEAD
+
+
+def look_at(pid: int) -> Kin | None:
+    """Returns the process of a number; None if there is none."""
+    return next(_of(pid), None)
 
 
 def below(root: int) -> tuple[Kin, ...]:
@@ -44,12 +57,12 @@ def below(root: int) -> tuple[Kin, ...]:
     found = list(children.get(root, ()))
     for each in found:  # it grows meanwhile
         found += children.get(each.pid, ())
-    return tuple(each for each in found if each.state not in _DEAD)
+    return tuple(each for each in found if not each.gone)
 
 
 def in_session(leader: int) -> tuple[Kin, ...]:
     """Returns all that live in the session that a process has begun, which may have ended itself."""
-    return tuple(each for each in _everybody() if each.session == leader and each.state not in _DEAD)
+    return tuple(each for each in _everybody() if each.session == leader and not each.gone)
 
 
 def end_all(find: Callable[[], Collection[Kin]], limit_s: float = _LIMIT_S) -> tuple[Kin, ...]:
@@ -127,4 +140,5 @@ def _read(stat: Path, pid: int) -> Iterator[Kin]:
     with contextlib.suppress(OSError):
         fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         parent, session, started = int(fields[1]), int(fields[3]), int(fields[19])
-        yield Kin(pid=pid, state=fields[0], parent=parent, session=session, started=started)
+        ending = bool(int(fields[6]) & _ENDING)
+        yield Kin(pid=pid, state=fields[0], parent=parent, session=session, started=started, ending=ending)
