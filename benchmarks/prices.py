@@ -100,7 +100,7 @@ def _measured(grid: str, stage: int, point: Point, options: argparse.Namespace) 
         "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": pipelines, "stages": stages, "microbatches": options.microbatches},
-        "train": {"steps": _KILL_STEP + 2},
+        "train": {"steps": _KILL_STEP + 2, "technique": "1f1b"},
         "resilience": {"step_log": False},  # what is left of a step depends on the very moment of the kill
     }
     job, profile = parse_job(tree), op_profile(_LAYERS, stages, options.op_ms / 1000)

@@ -101,7 +101,7 @@ def _job(grid: Grid, options: argparse.Namespace) -> Job:
         "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": grid.pipelines, "stages": grid.stages, "microbatches": options.microbatches},
-        "train": {"steps": options.kill_step + 3},
+        "train": {"steps": options.kill_step + 3, "technique": "1f1b"},
         "resilience": {"step_log": False},  # so that the step is run again whole: how long that takes is planned
     }
     return parse_job(tree)

@@ -149,7 +149,7 @@ def _job(whole: bool, options: argparse.Namespace) -> Job:
         "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": options.pipelines, "stages": options.stages, "microbatches": options.microbatches},
-        "train": {"steps": options.kill_step + 2},
+        "train": {"steps": options.kill_step + 2, "technique": "1f1b"},
         "resilience": {"step_log": not whole},
     }
     return parse_job(tree)

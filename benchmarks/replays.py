@@ -169,7 +169,7 @@ def _model_job(name: str, way: str, options: argparse.Namespace) -> Job:
 def _recovery(way: str, options: argparse.Namespace) -> dict[str, Any]:
     """How a job recovers, and for how long it trains."""
     return {
-        "train": {"steps": options.kill_step + 2},
+        "train": {"steps": options.kill_step + 2, "technique": "1f1b"},
         "resilience": {"spares": 1},
         "checkpoint": {"every": options.checkpoint_step},
         "logging": {

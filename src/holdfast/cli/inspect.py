@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from holdfast.cli.following import follow, tell_underway
-from holdfast.cli.ways_shown import tell_way, tell_way_in_full
+from holdfast.cli.ways_shown import tell_technique, tell_way, tell_way_in_full
 from holdfast.control.store import DecisionStore
 from holdfast.core.plan import Plan
 from holdfast.drawing.run import run_to_svg
@@ -53,6 +53,7 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Replaying,
     Resumed,
+    Scheduled,
     Seated,
     StepOmitted,
     StepOps,
@@ -255,6 +256,7 @@ def sum_up(timed: list[tuple[float, Event]], running: str = "") -> str:
     lines += [_tell_rest(event) for event in events if isinstance(event, Agreed) and event.goes_on]
     lines += [text for event in events if isinstance(event, ExceptionRaised) if (text := _tell_loss(event))]
     lines += [text for event in events if isinstance(event, Parted | Seated | Synced) if (text := _tell_members(event))]
+    lines += [tell_technique(event.technique, event.why) for event in events if isinstance(event, Scheduled)]
     lines += [line for event in events if isinstance(event, Chosen) for line in tell_way_in_full(event)]
     if (sent := told.sent_per_step) is not None:
         lines.append(f"for each step all together sent {_size(sent.messages)} in messages, {_size(sent.sums)} for sums")
@@ -373,6 +375,8 @@ def _tell_job(event: Event) -> str | None:
             return f"job {event.name}: {event.workers} workers, {event.steps} steps of {event.samples_per_step} samples"
         case Chosen():
             return tell_way(event)
+        case Scheduled():
+            return tell_technique(event.technique, event.why)
         case Preparing():
             return event.text
         case Notice():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from holdfast.cli.arguments import above_0, grid_shape, whole_number, worker_names
 from holdfast.cli.plan_shown import FORMATS, Shown
+from holdfast.cli.ways_shown import tell_technique
 from holdfast.config.job import Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
@@ -38,7 +39,17 @@ from holdfast.schedule.evaluate import evaluate
 from holdfast.schedule.problem import routes_problem
 from holdfast.schedule.route_bounds import route_bound
 from holdfast.schedule.timing import to_timeline
-from holdfast.settings.planning import grid_of, healthy_plan, in_flight_of, known_ties, profile_of, stages_of, terms_of
+from holdfast.settings.planning import (
+    grid_of,
+    healthy_plan,
+    in_flight_of,
+    known_ties,
+    profile_of,
+    settled,
+    stages_of,
+    terms_of,
+    with_technique,
+)
 from holdfast.settings.ways import decided
 
 __all__ = ["add_plan_parser", "run"]
@@ -149,8 +160,8 @@ def run(args: argparse.Namespace) -> int:
         InfeasiblePlan: the memory is too small, or there are more failures than the grid survives.
         StateUnavailable: the failed workers leave layers without an owner.
     """
-    job = load_job(args.job) if args.job else None
-    trained = job is not None and not _asks_for_another(args)  # before what flags leave open is filled in
+    trained = bool(args.job) and not _asks_for_another(args)  # before what flags leave open is filled in
+    job, why = _settled(load_job(args.job), planned=trained) if args.job else (None, "")
     if job is not None and (job.grid.layout or job.most_lanes > 1):
         shown = _of_layout(args, job)
     else:
@@ -158,8 +169,31 @@ def run(args: argparse.Namespace) -> int:
         if task.fill is not None:
             return _fill(task, *task.fill)
         shown = _of_grid(task)
-    sys.stdout.write(FORMATS[args.format](_with_sizes(shown, args, job, trained=trained)))
+    shown = _with_sizes(shown, args, job, trained=trained)
+    sys.stdout.write(FORMATS[args.format](replace(shown, note=shown.note or why)))
     return 0
+
+
+def _settled(job: Job, *, planned: bool) -> tuple[Job, str]:
+    """The job with the technique that it is trained by where no workers share a processor, and what decided.
+
+    That is 1F1B where nothing is ``planned`` of the job, as flags ask for another plan, or nobody knows how many layers
+    it has.
+    """
+    layers = _layers_of(job)
+    if layers is None or not planned:
+        return with_technique(job, "1f1b" if job.train.technique == "auto" else job.train.technique), ""
+    found = settled(job, layers, profile_of(job, layers), known_ties(job, layers))
+    return found.job, found.why and tell_technique(found.job.train.technique, found.why)
+
+
+def _layers_of(job: Job) -> int | None:
+    """How many layers the model has; None if only the model itself could tell."""
+    if (layers := num_layers(job)) is not None:
+        return layers
+    if job.grid.layout:
+        return sum(job.grid.layout[0].stages)
+    return None if job.train.profile is None else len(load_profile(job.train.profile).layers)
 
 
 def _with_sizes(shown: Shown, args: argparse.Namespace, job: Job | None, *, trained: bool) -> Shown:
@@ -262,12 +296,8 @@ def _layers_of_layout(job: Job) -> int:
     Raises:
         ConfigError: only the model itself could tell.
     """
-    if (layers := num_layers(job)) is not None:
+    if (layers := _layers_of(job)) is not None:
         return layers
-    if job.grid.layout:
-        return sum(job.grid.layout[0].stages)
-    if job.train.profile is not None:
-        return len(load_profile(job.train.profile).layers)
     raise ConfigError(
         "grid: how many layers a model of one's own has is not in the job file: expected grid.layout, or train.profile"
     )
@@ -378,9 +408,7 @@ def _asks_for_another(args: argparse.Namespace) -> bool:
 
 def _as_trained(args: argparse.Namespace, job: Job) -> _Task | None:
     """Returns the task of which training takes the plans; None if flags ask for another, or it makes none like this."""
-    layers = num_layers(job)
-    if layers is None and job.train.profile is not None:
-        layers = len(load_profile(job.train.profile).layers)
+    layers = _layers_of(job)
     if _asks_for_another(args) or layers is None:
         return None
     profile = profile_of(job, layers)

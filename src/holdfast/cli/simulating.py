@@ -16,13 +16,13 @@ from holdfast.config.job import Cluster, Job
 from holdfast.config.load import load_job, num_layers
 from holdfast.config.profiles import load_profile
 from holdfast.errors import ConfigError, StorageError
-from holdfast.settings.planning import profile_of, sums_of
+from holdfast.settings.planning import profile_of, sums_of, with_technique
 from holdfast.sim.calibrate import Layers, Shown, medians, shown_by
 from holdfast.sim.failures import FORMS, SLOW, Failures
-from holdfast.sim.prepare import parse_cluster, plan_of
+from holdfast.sim.prepare import parse_cluster, settled_on
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import World
-from holdfast.telemetry.events import read_events
+from holdfast.telemetry.events import Scheduled, read_events
 
 __all__ = ["TRACE_HELP", "add_simulating", "cluster_of", "job_of", "key_of", "processes_of", "progress", "worlds_of"]
 
@@ -98,8 +98,14 @@ def _shown_in(run_dir: Path) -> Shown:
     profile = load_profile(emulated) if emulated.exists() else profile_of(job, num_layers(job))
     if profile is None:
         return shown_by(events)
-    ahead, sums = job.train.technique == "staggered", 0 if emulated.exists() else sums_of(job)
-    return shown_by(events, Layers(plan=plan_of(job, profile), profile=profile, ahead=ahead, sums=sums))
+    told = next((event for _, event in events if isinstance(event, Scheduled)), None)
+    if (
+        job.train.technique == "auto"
+    ):  # what decided there is not known here: how many processors there were is part of it
+        job = with_technique(job, "1f1b") if told is None else with_technique(job, told.technique, told.in_flight)
+    plan, ahead = settled_on(job, profile).plan, job.train.technique == "staggered"
+    sums = 0 if emulated.exists() else sums_of(job)
+    return shown_by(events, Layers(plan=plan, profile=profile, ahead=ahead, sums=sums))
 
 
 def worlds_of(args: argparse.Namespace, failures: Failures, job: Job, *, hours: float, runs: int) -> tuple[World, ...]:

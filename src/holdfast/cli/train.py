@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.cli.arguments import add_overrides, hours
 from holdfast.cli.inspect import tell_checkpoint
-from holdfast.cli.ways_shown import tell_way
+from holdfast.cli.ways_shown import tell_technique, tell_way
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
@@ -23,7 +23,7 @@ from holdfast.plain import one_line
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.node.signals import Interrupted
 from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing
+from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing, Scheduled
 
 __all__ = [
     "ProgressLine",
@@ -195,9 +195,10 @@ class ProgressLine:
             self._prepare(event)
         elif isinstance(event, JobStarted):
             self._started = event
-        elif isinstance(event, Chosen):
+        elif isinstance(event, Chosen | Scheduled):
             if not self._quiet:
-                self._stay(one_line(tell_way(event)))
+                told = tell_way(event) if isinstance(event, Chosen) else tell_technique(event.technique, event.why)
+                self._stay(one_line(told))
         elif text := event.text if isinstance(event, Notice) else tell_checkpoint(event):
             self._stay(f"holdfast: {one_line(text)}")
 

@@ -1,11 +1,16 @@
-"""How a job recovers from the loss of a node, as it is shown at start, by ``inspect`` and by ``plan``."""
+"""How a job recovers from the loss of a node, and is scheduled, as shown at start, by ``inspect`` and by ``plan``."""
 
 from __future__ import annotations
 
 from holdfast.recovery.choice import headline
 from holdfast.telemetry.events import Chosen
 
-__all__ = ["tell_way", "tell_way_in_full"]
+__all__ = ["tell_technique", "tell_way", "tell_way_in_full"]
+
+
+def tell_technique(technique: str, why: str) -> str:
+    """Returns by which technique steps are scheduled, and what decided."""
+    return f"steps are scheduled by {technique}: {why}"
 
 
 def tell_way(chosen: Chosen) -> str:

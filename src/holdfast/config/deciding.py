@@ -85,6 +85,8 @@ def deciding(job: Job) -> dict[str, Any]:
             tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
     tree = spelled(tree)
     tree["train"]["device"] = job.train.device.partition(":")[0]  # which of them computes changes nothing
+    if job.train.technique == "auto":  # with fast numerics, where it counts
+        tree["train"]["technique"] = "1f1b"
     left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
     if job.optimizer.schedule == "constant":
         left_out += ("train.steps",)

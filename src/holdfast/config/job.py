@@ -410,7 +410,9 @@ class Train(_Plain, frozen=True, kw_only=True):
         loss_scale: for half precision; null: losses are not scaled.
         technique: how steps are scheduled, also after losses: ``1f1b``, ``gpipe``, or by the planner: ``decoupled``
             (the two halves of the backward pass apart) or ``staggered`` (besides, each stage updates as soon as its own
-            gradients are summed, docs/staggered.md).
+            gradients are summed, docs/staggered.md). ``auto``: with ``profile`` the fastest of 1f1b, decoupled and
+            staggered within ``resilience.worker_memory``, or without that in the memory that 1f1b takes; without a
+            profile 1f1b (docs/planner.md#technique-auto). With ``exact`` no bit depends on it.
         profile: a file of ``holdfast profile`` that tells the planner what each layer costs; null: all the same.
         in_flight: micro-batches that a worker may hold at once, from the start of F to the end of W, for the planner;
             null: twice as many as stages.
@@ -431,7 +433,7 @@ class Train(_Plain, frozen=True, kw_only=True):
     numerics: Literal["exact", "fast"] = "exact"
     clip_norm: PositiveFloat | None = None
     loss_scale: LossScaleSettings | None = None
-    technique: Literal["1f1b", "gpipe", "decoupled", "staggered"] = "1f1b"
+    technique: Literal["auto", "1f1b", "gpipe", "decoupled", "staggered"] = "auto"
     profile: str | None = None
     in_flight: Positive | None = None
     audit_every: Count = 0

@@ -529,7 +529,7 @@ def _wrong_loop(job: Job) -> str:
         ("optimizer", job.optimizer, Optimizer()),
         ("train.clip_norm", train.clip_norm, plain.clip_norm),
         ("train.loss_scale", train.loss_scale, plain.loss_scale),
-        ("train.technique", train.technique, plain.technique),
+        ("train.technique", "1f1b" if train.technique == "auto" else train.technique, "1f1b"),
         ("train.profile", train.profile, plain.profile),
         ("train.audit_every", train.audit_every, 0),
         ("train.device", train.device, plain.device),

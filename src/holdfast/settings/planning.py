@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise, repeat
+
+import msgspec
 
 from holdfast.config.job import BertModel, Cluster, GptModel, Grid, Job
 from holdfast.config.laying_out import held_in, stages_in, sums_of
@@ -15,20 +18,23 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, Link, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, InfeasiblePlan
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
 from holdfast.planning.reshaping import Shapes
 from holdfast.planning.templates.mapping import best_templates
 from holdfast.planning.templates.stages import StageTable, table_of
-from holdfast.planning.training import Terms, planned_grid, planned_routes, regular_grid, within_limit
-from holdfast.recovery.rates import Rates
+from holdfast.planning.training import WORTHWHILE, Terms, planned_grid, planned_routes, regular_grid, within_limit
+from holdfast.recovery.choice import size_of
+from holdfast.recovery.rates import Rates, step_seconds
 from holdfast.schedule.builders import home_plan
+from holdfast.schedule.evaluate import evaluate
 from holdfast.strategies.templates import pipelines_need
 
 __all__ = [
     "JobPlans",
+    "Settled",
     "costs_of_job",
     "grid_of",
     "healthy_plan",
@@ -38,11 +44,13 @@ __all__ = [
     "plans_of",
     "profile_of",
     "rates_of",
+    "settled",
     "shapes_of",
     "stages_of",
     "sums_of",
     "terms_of",
     "tolerated",
+    "with_technique",
 ]
 
 
@@ -51,6 +59,8 @@ class JobPlans:
     """What is planned before training.
 
     Attributes:
+        job: the job, whose technique is settled.
+        technique: why it is that; empty if the job says so itself, or there was nothing to choose from.
         plan: of the healthy grid.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         shapes: what pipelines of whoever is left are made by; None if none are made.
@@ -58,7 +68,9 @@ class JobPlans:
         rates: how fast the cluster is; None if nothing is known of times.
     """
 
+    job: Job
     plan: Plan
+    technique: str = ""
     terms: Terms | None = None
     shapes: Shapes | None = None
     keeping: Costs | None = None
@@ -114,7 +126,7 @@ def terms_of(
     """Returns what the planner goes by for a job; None if its technique needs no planner.
 
     Args:
-        job: the job.
+        job: the job, whose technique is settled.
         num_layers: of its model.
         profile: what its layers cost; None: all the same.
         ties: tuples of layers that share weights.
@@ -282,6 +294,129 @@ def tolerated(job: Job) -> int:
     return min(wanted, job.num_workers - max(grid.depths))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A job that says by which technique it is trained.
+
+    Attributes:
+        job: the job; its technique is not ``auto``.
+        plan: of its whole grid, proved right.
+        why: what decided, for people; empty if the job says it itself, or there was nothing to choose from.
+    """
+
+    job: Job
+    plan: Plan
+    why: str = ""
+
+
+def settled(
+    job: Job,
+    num_layers: int,
+    profile: Profile | None = None,
+    ties: tuple[tuple[int, ...], ...] = (),
+    *,
+    processors: int | None = None,
+) -> Settled:
+    """Returns a job with the technique that is the fastest by its profile, where it leaves that open.
+
+    1F1B is kept where no profile tells times, where nobody waits for a stage, and where somebody who waits leaves its
+    processor to others. No worker is to have more memory than ``resilience.worker_memory`` says, else than one has by
+    1F1B; with a limit to gradients' norm, or a loss scale, no update is made ahead of its verdict.
+
+    Args:
+        job: the job.
+        num_layers: of its model.
+        profile: what its layers cost; None: nobody knows.
+        ties: tuples of layers that share weights.
+        processors: that all workers share; None: each has its own.
+
+    Raises:
+        ConfigError: the grid does not fit the layers.
+        InfeasiblePlan: a worker's memory cannot hold one micro-batch.
+
+    Cost: as :func:`healthy_plan` for each technique.
+    """
+    if job.train.technique != "auto":
+        return Settled(job=job, plan=_plan_by_technique(job, num_layers, profile, ties))
+    plain = with_technique(job, "1f1b")
+    plan = _plan_by_technique(plain, num_layers, profile, ties)
+    if profile is None or max(job.grid.depths) == 1 or job.train.numerics == "fast":
+        return Settled(job=plain, plan=plan)
+    if processors is not None and processors < job.num_workers:
+        why = f"{job.num_workers} workers share {processors} processor(s), and who waits leaves its own to others"
+        return Settled(job=plain, plan=plan, why=why)
+    rates = rates_of(profile, job.cluster, sums=sums_of(job))
+    own = _Course(
+        job=plain, plan=plan, step_s=step_seconds(plan, rates), memory_bytes=_most_memory(plain, plan, profile)
+    )
+    limit = job.resilience.worker_memory or own.memory_bytes
+    courses = [own, *_courses(job, num_layers, profile, ties, rates)]
+    best, fastest = (_fastest(each) for each in ([c for c in courses if c.memory_bytes <= limit] or [own], courses))
+    return Settled(job=best.job, plan=best.plan, why=_why_technique(best, own, fastest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """A technique that a job could be trained by, and what a step and the fullest worker take."""
+
+    job: Job
+    plan: Plan
+    step_s: float
+    memory_bytes: float
+
+
+def _courses(
+    job: Job, num_layers: int, profile: Profile, ties: tuple[tuple[int, ...], ...], rates: Rates
+) -> Iterator[_Course]:
+    """What the planner makes of a job, the plainer ones first: with the memory of 1F1B's first stage, and with more."""
+    least = job.train.in_flight or max(map(_most_ahead, job.lanes))
+    most = job.train.in_flight or 2 * least
+    kinds = [(Technique.DECOUPLED, least)]  # it gains nothing by more
+    if job.train.clip_norm is None and job.train.loss_scale is None:
+        kinds += [(Technique.STAGGERED, in_flight) for in_flight in sorted({least, most})]
+    for technique, in_flight in kinds:
+        told = with_technique(job, technique.value, in_flight)
+        try:
+            plan = _plan_by_technique(told, num_layers, profile, ties)
+        except InfeasiblePlan:
+            continue
+        step_s = step_seconds(plan, rates, updates_ahead=technique is Technique.STAGGERED)
+        yield _Course(job=told, plan=plan, step_s=step_s, memory_bytes=_most_memory(told, plan, profile))
+
+
+def with_technique(job: Job, technique: str, in_flight: int | None = None) -> Job:
+    """Returns a job that is trained by another technique, and with so many micro-batches at once; None: as it says."""
+    in_flight = in_flight or job.train.in_flight
+    train = msgspec.structs.replace(job.train, technique=technique, in_flight=in_flight)
+    return msgspec.structs.replace(job, train=train)
+
+
+def _most_memory(job: Job, plan: Plan, profile: Profile) -> float:
+    """What the fullest worker takes, with the gradients that it keeps until a step is settled."""
+    kept = [0] * len(profile.layers)
+    if job.train.technique == Technique.STAGGERED.value:
+        kept = [layer.parameter_bytes for layer in profile.layers]
+    held = evaluate(plan, costs_of_job(job, profile)).peak_memory
+    return max(most + sum(kept[layer] for layer in plan.placement.layers_of(worker)) for worker, most in held)
+
+
+def _fastest(courses: Sequence[_Course]) -> _Course:
+    """The first of those that no other one is faster than by what is worth it."""
+    return next(one for one in courses if all(other.step_s >= (1 - WORTHWHILE) * one.step_s for other in courses))
+
+
+def _why_technique(best: _Course, own: _Course, fastest: _Course) -> str:
+    told = f"{best.step_s:.3g} s a step by the profile"
+    if best is not own:
+        told += f", {own.step_s:.3g} s by {own.job.train.technique}"
+    if fastest is best:
+        return told
+    return (
+        f"{told}; {fastest.job.train.technique} would take {fastest.step_s:.3g} s, and "
+        f"{size_of(fastest.memory_bytes)} of a worker (resilience.worker_memory), for {size_of(best.memory_bytes)}"
+    )
+
+
 def healthy_plan(
     job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
 ) -> Plan:
@@ -299,13 +434,17 @@ def healthy_plan(
 
     Cost: for the planner's techniques up to a second for tens of workers, else milliseconds.
     """
+    return settled(job, num_layers, profile, ties).plan
+
+
+def _plan_by_technique(job: Job, num_layers: int, profile: Profile | None, ties: tuple[tuple[int, ...], ...]) -> Plan:
     terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
     pipelines = stages_of(job, num_layers, None if terms is None else profile)
     placement = home_placement(pipelines)
     if terms is None:
         plan = home_plan(placement, batch, job.train.technique)
     elif (grid := grid_of(job, pipelines, terms)) is not None:
-        plan = planned_grid(grid, (), terms, at_once=False).plan
+        plan = _planned_grid(grid, terms)
     else:
         plan = planned_routes(placement, home_routes(placement, batch), terms, at_once=False).plan
     if job.strategy.healthy is not None:
@@ -314,25 +453,36 @@ def healthy_plan(
     return plan
 
 
+@lru_cache(maxsize=64)
+def _planned_grid(grid: CostedGrid, terms: Terms) -> Plan:
+    """Kept, since who compares jobs asks for the plan of one grid again and again."""
+    return planned_grid(grid, (), terms, at_once=False).plan
+
+
 def plans_of(
-    job: Job, num_layers: int, profile: Profile | None = None, ties: tuple[tuple[int, ...], ...] = ()
+    job: Job,
+    num_layers: int,
+    profile: Profile | None = None,
+    ties: tuple[tuple[int, ...], ...] = (),
+    *,
+    processors: int | None = None,
 ) -> JobPlans:
     """Returns all that is planned of a job before it trains.
 
     Args:
-        job: the job.
-        num_layers: of its model.
-        profile: what its layers cost; None: all the same.
-        ties: tuples of layers that share weights.
+        job, num_layers, profile, ties, processors: as for :func:`settled`.
 
     Raises:
         ConfigError: the grid does not fit the layers, or the failures that are to be tolerated.
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
-    plan = healthy_plan(job, num_layers, profile, ties)
+    found = settled(job, num_layers, profile, ties, processors=processors)
+    job = found.job
     terms = terms_of(job, num_layers, profile, ties)
     return JobPlans(
-        plan=plan,
+        job=job,
+        plan=found.plan,
+        technique=found.why,
         terms=terms,
         shapes=shapes_of(job, num_layers, profile, terms),
         keeping=keeping_of(job, num_layers, profile),

@@ -27,7 +27,7 @@ from holdfast.settings.planning import costs_of_job
 from holdfast.settings.ways import decided
 from holdfast.sim.compare import Compared, Simulated, compare, interval
 from holdfast.sim.engine import Prepared, simulate
-from holdfast.sim.prepare import plan_of, prepared
+from holdfast.sim.prepare import prepared, settled_on
 from holdfast.sim.speeds import Speeds
 from holdfast.sim.world import World
 from holdfast.strategies.registry import names, strategy_named
@@ -214,7 +214,7 @@ def advise(
     )
     as_it_is = trials.become({AS_IT_IS: prepared(job, profile)})[AS_IT_IS]
     ranked = _ranked(trials, partial(_candidate, job, missing, known), dict.fromkeys([*fitting[:_GRIDS], own]), worlds)
-    best = job_with(ranked[0][0].settings)
+    best = settled_on(job_with(ranked[0][0].settings), profile)
     return Advice(
         own=own,
         as_it_is=as_it_is,
@@ -225,7 +225,7 @@ def advise(
         memory_bytes=limit,
         assumes_memory=not known,
         missing=missing,
-        choice=decided(best, plan_of(best, profile), profile).choice,
+        choice=decided(best.job, best.plan, profile).choice,
     )
 
 
@@ -364,7 +364,8 @@ def _grid(pipelines: int, stages: int, microbatches: int) -> Settings:
 
 
 def _shaped(job: Job, profile: Profile, speeds: Speeds) -> Shape:
-    plan = plan_of(job, profile)
+    found = settled_on(job, profile)
+    job, plan = found.job, found.plan
     held = evaluate(plan, costs_of_job(job, profile)).peak_memory
     staggered, (stall_s, writing_s) = job.train.technique == "staggered", speeds.checkpoint(plan)
     return Shape(

@@ -10,18 +10,17 @@ import msgspec
 
 from holdfast.config.job import Cluster, Job
 from holdfast.core.placement import group_into_nodes
-from holdfast.core.plan import Plan
 from holdfast.core.profile import Link, Profile
 from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
 from holdfast.planning.library import PlanLibrary
-from holdfast.settings.planning import healthy_plan, known_ties, plans_of, profile_of, rates_of, tolerated
+from holdfast.settings.planning import Settled, known_ties, plans_of, profile_of, rates_of, settled, tolerated
 from holdfast.settings.rules import rules_of
 from holdfast.settings.ways import decided
 from holdfast.sim.engine import Prepared
 from holdfast.sim.speeds import Speeds
 
-__all__ = ["parse_cluster", "plan_of", "prepared", "profile_needed", "speeds_of"]
+__all__ = ["parse_cluster", "prepared", "profile_needed", "settled_on", "speeds_of"]
 
 _FOREVER = 10**9
 
@@ -80,15 +79,15 @@ def profile_needed(job: Job, layers: int | None) -> Profile:
     return profile
 
 
-def plan_of(job: Job, profile: Profile) -> Plan:
-    """Return the plan of a job's whole grid, on the layers of a profile.
+def settled_on(job: Job, profile: Profile) -> Settled:
+    """Return a job with its technique, and the plan of its whole grid, on the layers of a profile.
 
     Raises:
         ConfigError: the grid does not fit them.
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
     """
     layers = len(profile.layers)
-    return healthy_plan(job, layers, profile, known_ties(job, layers))
+    return settled(job, layers, profile, known_ties(job, layers))
 
 
 def prepared(job: Job, profile: Profile) -> Prepared:
@@ -101,7 +100,7 @@ def prepared(job: Job, profile: Profile) -> Prepared:
     layers = len(profile.layers)
     ties = known_ties(job, layers)
     plans = plans_of(job, layers, profile, ties)
-    told = decided(job, plans.plan, profile)
+    told = decided(plans.job, plans.plan, profile)
     job, found = told.job, told.found
     if job.logging.use == "on" and (found.copy_s or 0.0) > (found.bubble_s or 0.0):
         raise ConfigError(

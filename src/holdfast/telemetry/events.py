@@ -57,6 +57,7 @@ __all__ = [
     "Replaying",
     "Resumed",
     "MadeAgain",
+    "Scheduled",
     "Seated",
     "StepOmitted",
     "StepOps",
@@ -83,6 +84,20 @@ class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
     steps: int
     samples_per_step: int
     wall_time: float
+
+
+class Scheduled(_Event, frozen=True, tag="scheduled", kw_only=True):
+    """By which technique steps are scheduled, where a job leaves that to its profile.
+
+    Attributes:
+        technique: as in a job file.
+        in_flight: micro-batches that a worker may hold at once; None: as the technique has it.
+        why: what decided, for people.
+    """
+
+    technique: str
+    in_flight: int | None
+    why: str
 
 
 class Chosen(_Event, frozen=True, tag="chosen", kw_only=True):
@@ -537,6 +552,7 @@ class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
 Event = (
     JobStarted
     | Chosen
+    | Scheduled
     | Preparing
     | WorkerReady
     | Notice

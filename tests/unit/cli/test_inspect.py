@@ -47,6 +47,7 @@ from holdfast.telemetry.events import (
     Rebuilt,
     Replaying,
     Resumed,
+    Scheduled,
     Seated,
     StepOmitted,
     StepOps,
@@ -80,7 +81,9 @@ CHOSEN = Chosen(
     step_log=True,
     step_log_bytes=4,
 )
+SCHEDULED = Scheduled(technique="decoupled", in_flight=4, why="2 s a step by the profile, 3 s by 1f1b")
 TOLD = [
+    (SCHEDULED, "steps are scheduled by decoupled: 2 s a step by the profile, 3 s by 1f1b"),
     (
         JobStarted(name="j", workers=4, steps=9, samples_per_step=8, wall_time=0.0),
         "job j: 4 workers, 9 steps of 8 samples",

@@ -149,7 +149,11 @@ def complaint(tree, *overrides):
             "data.kind: expected one of text, digits, tinyimagenet, breast-cancer, nt3, python, script, got 'texts'",
         ),
         ("train.numerics", "exakt", "train.numerics: expected one of exact, fast, got 'exakt'"),
-        ("train.technique", "2f2b", "train.technique: expected one of 1f1b, gpipe, decoupled, staggered, got '2f2b'"),
+        (
+            "train.technique",
+            "2f2b",
+            "train.technique: expected one of auto, 1f1b, gpipe, decoupled, staggered, got '2f2b'",
+        ),
         ("optimizer.schedule", "step", "optimizer.schedule: expected one of constant, cosine, linear, got 'step'"),
         ("optimizer.lr", 0, "optimizer.lr: expected `float` > 0.0, got 0"),
         ("optimizer.lr", float("nan"), "optimizer.lr: expected `float` > 0.0, got nan"),

@@ -13,7 +13,16 @@ from holdfast.core.slots import slots_of
 from holdfast.errors import ConfigError
 from holdfast.planning.planner import Technique
 from holdfast.schedule.builders import regular_plan
-from holdfast.settings.planning import healthy_plan, profile_of, shapes_of, stages_of, terms_of, tolerated
+from holdfast.settings.planning import (
+    healthy_plan,
+    plans_of,
+    profile_of,
+    settled,
+    shapes_of,
+    stages_of,
+    terms_of,
+    tolerated,
+)
 
 
 def job(*overrides, grid=None):
@@ -64,6 +73,89 @@ def test_the_planner_makes_the_plans_of_its_techniques(technique):
     assert plan.placement == regular_plan(2, split_evenly(5, 2), 4).placement
     terms = terms_of(found, 5, ties=((0, 4),))
     assert (terms.technique, terms.in_flight, terms.ties) == (Technique(technique), 4, ((0, 4),))
+
+
+ALIKE = profile(1, 1, 1, 1, 1)
+DEEP = {"pipelines": 2, "stages": 5, "microbatches": 6}
+
+
+def technique_of(*overrides, known=ALIKE, grid=DEEP, **options):
+    """What a job that says nothing of its technique is trained by, with how many micro-batches at once, and why."""
+    found = settled(job(*overrides, grid=grid), 5, known, **options)
+    assert found.plan == healthy_plan(found.job, 5, known), "of that technique"
+    return found.job.train.technique, found.job.train.in_flight, found.why
+
+
+def test_where_nothing_says_what_layers_cost_1f1b_is_kept():
+    assert technique_of(known=None) == ("1f1b", None, "")
+    assert healthy_plan(job(grid=DEEP), 5) == regular_plan(2, split_evenly(5, 5), 6, "1f1b")
+
+
+def test_a_profile_decides_within_the_memory_that_1f1b_takes():
+    assert technique_of() == (
+        "decoupled",
+        5,
+        "28.1 s a step by the profile, 40.2 s by 1f1b; staggered would take 27.1 s, and 609 bytes of a worker "
+        "(resilience.worker_memory), for 508 bytes",
+    )
+
+
+@pytest.fixture
+def memory(tmp_path):
+    """Overrides that give workers so much memory."""
+    save_profile(ALIKE, tmp_path / "profile.json")
+    return lambda limit: (f"train.profile={tmp_path / 'profile.json'}", f"resilience.worker_memory={limit}")
+
+
+def test_with_more_memory_more_is_possible(memory):
+    told = "a step by the profile, 40.2 s by 1f1b"
+    assert technique_of(*memory(10000)) == ("staggered", 10, f"27.1 s {told}")
+    assert technique_of(*memory(10000), "train.in_flight=5") == ("decoupled", 5, f"28.1 s {told}")
+    assert technique_of(*memory(300))[0] == "1f1b", "nothing fits, nor does that"
+
+
+@pytest.mark.parametrize("override", ["train.clip_norm=1.0", "train.loss_scale={}"])
+def test_updates_that_may_be_taken_back_are_not_made_ahead(memory, override):
+    assert technique_of(override, *memory(10000))[0] == "decoupled"
+
+
+def test_what_is_not_worth_a_hundredth_of_a_step_is_left():
+    many = {"pipelines": 2, "stages": 2, "microbatches": 100}
+    assert technique_of(grid=many) == ("1f1b", None, "1.21e+03 s a step by the profile")
+
+
+def test_who_waits_leaves_a_shared_processor_to_others():
+    technique, _, why = technique_of(processors=2)
+    assert technique == "1f1b"
+    assert why == "10 workers share 2 processor(s), and who waits leaves its own to others"
+    assert technique_of(processors=10)[0] == "decoupled"
+
+
+@pytest.mark.parametrize("override", ["train.numerics=fast", "grid.stages=1"])
+def test_where_bits_depend_on_it_or_nobody_waits_for_a_stage_there_is_nothing_to_choose(override):
+    assert technique_of(override) == ("1f1b", None, "")
+
+
+@pytest.mark.parametrize("technique", ["1f1b", "gpipe", "decoupled", "staggered"])
+def test_what_a_job_says_itself_stands(technique):
+    found = job(f"train.technique={technique}", grid=DEEP)
+    assert settled(found, 5, ALIKE, processors=1).job == found
+
+
+def test_all_that_is_planned_is_of_the_technique_that_was_found():
+    found = plans_of(job(grid=DEEP), 5, ALIKE)
+    assert found.job.train.technique == "decoupled"
+    assert found.terms.technique is Technique.DECOUPLED
+    assert found.terms.in_flight == 5
+    assert OpKind.I in kinds(found.plan)
+    assert found.technique.startswith("28.1 s a step")
+
+
+def test_pipelines_that_are_not_alike_are_compared_as_well(memory):
+    layout = {"layout": [{"stages": [1] * 5, "microbatches": 6}, {"stages": [2, 2, 1], "microbatches": 4}]}
+    assert technique_of(grid=layout)[0] == "1f1b", "with it the second pipeline's first worker takes less"
+    technique, _, why = technique_of(*memory(10000), grid=layout)
+    assert (technique, why) == ("staggered", "32.1 s a step by the profile, 42.1 s by 1f1b")
 
 
 def test_in_flight_limits_what_a_worker_holds():

@@ -34,6 +34,7 @@ def rules(profile=None, **sections):
     layers, ties = 6, ((0, 5),)
     plan, terms = healthy_plan(job, layers, None, ties), terms_of(job, layers, None, ties)
     planned = JobPlans(
+        job=job,
         plan=plan,
         terms=terms,
         shapes=shapes_of(job, layers, profile, terms),

@@ -520,7 +520,7 @@ def restarted(tmp_path):
         told = job(**sections)
         spec = CoordinatorSpec(
             job=told,
-            rules=rules_of(told, JobPlans(plan=PLAN), ties=(), nodes=(), job_id="j", directory=""),
+            rules=rules_of(told, JobPlans(job=told, plan=PLAN), ties=(), nodes=(), job_id="j", directory=""),
             plan=PLAN,
             token="t",
             store="",

@@ -28,6 +28,7 @@ from holdfast.telemetry.events import (
     Predicted,
     Ran,
     Rebuilt,
+    Scheduled,
     StepOmitted,
     StepOps,
     Suspected,
@@ -38,6 +39,7 @@ from holdfast.telemetry.events import (
 
 EVENTS = [
     JobStarted(name="j", workers=12, steps=3, samples_per_step=72, wall_time=1.5),
+    Scheduled(technique="staggered", in_flight=None, why="1 s a step by the profile"),
     Chosen(
         way="checkpoint",
         advised="log",

@@ -53,6 +53,7 @@ from holdfast.telemetry.events import (
     JobStarted,
     Notice,
     Resumed,
+    Scheduled,
 )
 
 __all__ = ["Launcher"]
@@ -142,7 +143,8 @@ class Launcher:
             self._teller.prepare("starting the coordinator")
             take_directory(request, self.claim or RunDirLock(request.run_dir))
             log = stack.enter_context(contextlib.closing(self._open_log()))
-            self._teller.tell(log, _started(request), *_warned(findings), *self._on_resume(found), decision.chosen)
+            told = (*_warned(findings), *_scheduled(findings), *self._on_resume(found), decision.chosen)
+            self._teller.tell(log, _started(request), *told)
             last.callback(delete_logs, briefing)
             return self._train(briefing, ports_of(briefing, self._local.children, log, networks), log)
 
@@ -168,10 +170,15 @@ class Launcher:
         self._teller.prepare("planning")
         with self._signals.interruptible():
             profile = self.request.emulate or profile_of(self.request.job, probed.facts.layers)
-            machine = Machine(probed=probed, profile=profile)
+            machine = Machine(probed=probed, profile=profile, processors=self._shared_processors())
             findings = preflight(self.request, machine)
         findings.check()
         return machine, findings
+
+    def _shared_processors(self) -> int | None:
+        """How many there are where workers compute on them; None where they do not."""
+        computes = self.request.emulate is None and self.request.job.train.device == "cpu"
+        return len(os.sched_getaffinity(0)) if computes else None
 
     def _probe(self) -> Probed:
         job, control = self.request.job, self.request.job.control
@@ -298,6 +305,13 @@ def _started(request: RunRequest) -> JobStarted:
 def _warned(findings: PreflightFindings) -> Iterator[Event]:
     for text in findings.warnings:
         yield Notice(worker="probe", text=text)
+
+
+def _scheduled(findings: PreflightFindings) -> Iterator[Event]:
+    planned = findings.planned
+    if planned is not None and planned.technique:
+        train = planned.job.train
+        yield Scheduled(technique=train.technique, in_flight=train.in_flight, why=planned.technique)
 
 
 def _briefing(request: RunRequest, job: Job, machine: Machine, findings: PreflightFindings) -> Briefing:

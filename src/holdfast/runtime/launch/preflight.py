@@ -29,10 +29,12 @@ class Machine:
     Attributes:
         probed: what the job's model and data were found to be there; None: it has not been tried out yet.
         profile: what its layers were measured to cost there; None: nobody knows.
+        processors: that all its workers share; None: each has its own, or needs none.
     """
 
     probed: Probed | None = None
     profile: Profile | None = None
+    processors: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,9 @@ def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
         return PreflightFindings(errors=errors)
     try:
         _check_devices(request, probed)
-        planned = _planned(request, probed, machine.profile)
+        planned = plans_of(
+            request.job, probed.facts.layers, machine.profile, probed.ties, processors=machine.processors
+        )
     except HoldfastError as error:
         return PreflightFindings(errors=(error,))
     return PreflightFindings(warnings=probed.warnings, planned=planned)
@@ -122,10 +126,6 @@ def _check_devices(request: RunRequest, probed: Probed) -> None:
         )
 
 
-def _planned(request: RunRequest, probed: Probed, profile: Profile | None) -> JobPlans:
-    return plans_of(request.job, probed.facts.layers, profile, probed.ties)
-
-
 def going_on(request: RunRequest, found: Found | None) -> RunRequest:
     """Returns what is asked for once it is known which checkpoint the run goes on from.
 
@@ -161,4 +161,4 @@ def decide(request: RunRequest, machine: Machine, findings: PreflightFindings) -
     assert findings.planned is not None, "else there are errors"
     known = machine.profile or machine.probed.sizes
     assert known is not None, "what is not emulated has sizes"
-    return decided(request.job, findings.planned.plan, known, restorable=request.resume is not None)
+    return decided(findings.planned.job, findings.planned.plan, known, restorable=request.resume is not None)

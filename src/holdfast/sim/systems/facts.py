@@ -73,7 +73,7 @@ def facts_of(job: Job, prepared: Prepared, speeds: Speeds, shapes: Shapes | None
     return Facts(
         pipelines_of=tuple(frozenset(worker.pipeline for worker in node) for node in nodes),
         pipelines=len(grid.depths),
-        job_s=step_seconds(placed, rates, updates_ahead=job.train.technique == "staggered"),
+        job_s=step_seconds(placed, rates, updates_ahead=prepared.rules.staggered),
         healthy_s=healthy_s,
         of_pipelines=of_pipelines,
         of_grids=of_grids,
