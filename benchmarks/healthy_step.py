@@ -1,7 +1,7 @@
-"""What a healthy step costs: Holdfast, with fast and with exact numerics, next to torch's own Schedule1F1B.
+"""What a healthy step costs: Holdfast as it is by default, with exact numerics, next to torch's own pipeline schedules.
 
-Same grid, layers, data, micro-batches and optimizer, no dropout, one compute thread per worker. The three sides take
-turns within one invocation, so that the noise of the machine hits all of them; each must reach the same losses.
+Same grid, layers, data, micro-batches and optimizer, no dropout, one compute thread per worker. The sides take turns
+within one invocation, so that the noise of the machine hits all of them; each must reach the same losses.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import argparse
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from baseline_1f1b import BaselineFailed, run_baseline
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.errors import HoldfastError
@@ -21,9 +21,12 @@ from holdfast.runtime.node.signals import Interrupted
 from holdfast.settings.planning import healthy_plan
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit, verdict
 from measured_run import CpuWindow, watched_run
+from torch_pipelines import SCHEDULES, BaselineFailed, run_baseline
 
-SIDES = ("baseline", "fast", "exact")
-COMPARED = (("fast", "baseline", 1.00), ("exact", "fast", 1.20))
+OURS = "exact"
+SIDES = (*SCHEDULES, OURS)
+TARGETS = {"step_s": 0.97, "cpu_s": 1.03}
+"""Next to the best of torch's schedules."""
 _LOSS_TOLERANCE = 1e-3
 _HEADER_BYTES = 64
 _TIMES = {"step_s": "wall", "cpu_s": "CPU"}
@@ -65,7 +68,7 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _job(options: argparse.Namespace, numerics: str) -> Job:
+def _job(options: argparse.Namespace) -> Job:
     pipelines, stages = map(int, options.grid.split("x"))
     return parse_job(
         {
@@ -87,7 +90,7 @@ def _job(options: argparse.Namespace, numerics: str) -> Job:
             },
             "optimizer": {"kind": "adamw", "lr": 3e-4},
             # One step more than is timed, so that the end of the job lies outside the window.
-            "train": {"steps": options.warmup + options.steps + 1, "numerics": numerics},
+            "train": {"steps": options.warmup + options.steps + 1},
         }
     )
 
@@ -95,9 +98,9 @@ def _job(options: argparse.Namespace, numerics: str) -> Job:
 def measure(side: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs one side once; returns the row, with ``error`` set and no numbers if the run failed."""
     window = CpuWindow(first=options.warmup - 1, last=options.warmup + options.steps - 1)
-    job = _job(options, "exact" if side == "exact" else "fast")
+    job = _job(options)
     run: Callable[[Job, CpuWindow], tuple[list[float], list[float]]]
-    run = _run_baseline if side == "baseline" else _run_holdfast
+    run = _run_holdfast if side == OURS else partial(_run_baseline, side)
     try:
         with time_limit(options.limit_s):
             ends, losses = run(job, window)
@@ -115,8 +118,8 @@ def measure(side: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _run_baseline(job: Job, window: CpuWindow) -> tuple[list[float], list[float]]:
-    run = run_baseline(job, on_step=window.on_step)
+def _run_baseline(schedule: str, job: Job, window: CpuWindow) -> tuple[list[float], list[float]]:
+    run = run_baseline(job, schedule=schedule, on_step=window.on_step)
     return list(run.ends), list(run.losses)
 
 
@@ -133,11 +136,7 @@ def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str,
         Per side and worker, bytes: ``point_to_point`` with headers; ``messages`` handed to reductions; ``all_reduce``
         what a ring then sends for them, ``2 (n - 1) / n`` times as much among n workers; ``sent`` in all.
     """
-    return {
-        "baseline": _baseline_bytes(_job(options, "fast")),
-        "fast": _holdfast_bytes(_job(options, "fast")),
-        "exact": _holdfast_bytes(_job(options, "exact")),
-    }
+    return {SCHEDULES[0]: _baseline_bytes(_job(options)), OURS: _holdfast_bytes(_job(options))}
 
 
 def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
@@ -210,9 +209,9 @@ def summarise(rows: list[dict[str, Any]], sent: dict[str, dict[str, dict[str, in
             for side in SIDES
         },
         "ratios": [
-            _ratio(good[over], good[under], f"{over} / {under}", metric, target)
-            for over, under, target in COMPARED
-            for metric in ("step_s", "cpu_s")
+            _ratio(good[OURS], good[schedule], f"{OURS} / {schedule}", metric, TARGETS[metric])
+            for metric in TARGETS
+            for schedule in SCHEDULES
         ],
         "bytes": sent,
     }
@@ -261,9 +260,9 @@ def _show(summary: dict[str, Any]) -> None:
     kinds = ("point_to_point", "messages", "all_reduce", "sent")
     sizes = [
         [worker, side, *(f"{traffic[kind] / 1024:.0f}" for kind in kinds)]
-        for worker in summary["bytes"]["fast"]
-        for side in SIDES
-        for traffic in [summary["bytes"][side][worker]]
+        for worker in summary["bytes"][OURS]
+        for side, of in summary["bytes"].items()
+        for traffic in [of[worker]]
     ]
     print_table("KiB that a worker sends per step (computed)", ["worker", "side", *kinds], sizes)
     for problem in summary["problems"]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
-from holdfast.telemetry.events import Notice, StepOps, read_events
+from holdfast.config.profiles import save_profile
+from holdfast.core.profile import uniform_profile
+from holdfast.telemetry.events import Notice, Scheduled, StepOps, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -49,3 +54,46 @@ def test_plans_are_made_ahead_while_training_runs(runs):
     assert list((summary.run_dir / "plans").glob("*.plan"))
     events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
     assert [event for event in events if isinstance(event, Notice)] == []
+
+
+ONE_BY_ONE = ("grid.pipelines=1", "grid.stages=2", "grid.microbatches=9")
+
+
+@pytest.fixture
+def known(tmp_path):
+    """What changes a job of five layers to two workers that know what these cost."""
+    path = tmp_path / "profile.json"
+    seconds = (2.0, 2.0, 2.0, 3.0, 3.0)  # so that two stages take equally long
+    rows = [uniform_profile(1, forward_s=each, backward_input_s=each, backward_weight_s=each) for each in seconds]
+    save_profile(replace(rows[0], layers=tuple(row.layers[0] for row in rows)), path)
+    return (*ONE_BY_ONE, f"train.profile={path}")
+
+
+def scheduled(summary):
+    """What is told of its technique, and the kinds of operations that were run."""
+    events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
+    (told,) = [event for event in events if isinstance(event, Scheduled)]
+    return told, {kind for event in events if isinstance(event, StepOps) for kind, *_ in event.ops}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no two processors, one for each worker")
+def test_a_profile_chooses_how_steps_are_scheduled(runs, known):
+    """The bits are those of 1F1B on another grid."""
+    summary = runs.train("gpt", overrides=known)
+    told, kinds = scheduled(summary)
+    assert (told.technique, told.in_flight) == ("staggered", 2), "of a state of no size it may keep more"
+    assert kinds >= {"F", "I", "W"}
+    assert summary.weights_sha256 == runs.healthy("gpt").weights_sha256
+
+
+def test_workers_that_share_a_processor_keep_to_1f1b(runs, known):
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        summary = runs.train("gpt", overrides=known)
+    finally:
+        os.sched_setaffinity(0, mine)
+    told, kinds = scheduled(summary)
+    assert (told.technique, kinds & {"I", "W"}) == ("1f1b", set())
+    assert told.why.startswith("2 workers share 1 processor(s)")
+    assert summary.weights_sha256 == runs.healthy("gpt").weights_sha256

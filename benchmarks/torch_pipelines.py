@@ -1,8 +1,10 @@
-"""The baseline: torch's own Schedule1F1B plus a gradient all-reduce, on the same grid, layers, data and optimizer.
+"""The baseline: torch's own pipeline schedules and an all-reduce of gradients; same grid, layers, data and optimizer.
 
 One process per worker, Gloo on the loopback, one compute thread each. It is meant to be as fast as plain torch gets:
-gradients are accumulated in one flat buffer that is reduced in place, in one all-reduce over the peers of a stage. The
-weight that embedding and head share is reduced over both of its uses, as Holdfast does.
+gradients are accumulated in one flat buffer that is reduced in place, in one all-reduce over the peers of a rank. The
+weight that embedding and head share is reduced over both of its uses, as Holdfast does. By Schedule1F1B a rank has one
+stage of the model; by ScheduleInterleaved1F1B two, of the first half and the second; by ScheduleZBVZeroBubble two as
+well, along a V: the first rank has the first and the last one.
 
 Run alone it prints the time of every step; ``healthy_step.py`` runs it next to Holdfast.
 """
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
-__all__ = ["BaselineFailed", "BaselineRun", "run_baseline"]
+__all__ = ["SCHEDULES", "BaselineFailed", "BaselineRun", "run_baseline"]
+
+SCHEDULES = ("Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble")
 
 _PRELOAD = ["torch", "torch.distributed", "torch.distributed.pipelining", "holdfast.runtime.main.worker"]
 
@@ -61,14 +65,38 @@ class _Spec:
     job: Job
     rank: int
     store: str
+    schedule: str
 
     @property
     def pipeline(self) -> int:
         return self.rank // self.job.grid.stages
 
     @property
-    def stage(self) -> int:
+    def place(self) -> int:
+        """In its pipeline."""
         return self.rank % self.job.grid.stages
+
+    @property
+    def num_stages(self) -> int:
+        """Of the whole model."""
+        return self.job.grid.stages * (1 if self.schedule == "Schedule1F1B" else 2)
+
+    def stages_of(self, place: int) -> tuple[int, ...]:
+        """The stages that the rank at a place of a pipeline has."""
+        second = (
+            self.num_stages - 1 - place if self.schedule == "ScheduleZBVZeroBubble" else place + self.job.grid.stages
+        )
+        return (place,) if self.num_stages == self.job.grid.stages else (place, second)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        return self.stages_of(self.place)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ranks that have the first or the last stage, in any pipeline."""
+        depth, last = self.job.grid.stages, self.num_stages - 1
+        return tuple(rank for rank in range(self.world) if {0, last} & set(self.stages_of(rank % depth)))
 
     @property
     def world(self) -> int:
@@ -78,6 +106,7 @@ class _Spec:
 def run_baseline(
     job: Job,
     *,
+    schedule: str = SCHEDULES[0],
     limit_s: float = 300.0,
     on_step: Callable[[int, list[int]], None] = lambda step, pids: None,
 ) -> BaselineRun:
@@ -85,6 +114,7 @@ def run_baseline(
 
     Args:
         job: what to train; at least two stages, no dropout that would need equal seeds.
+        schedule: one of ``SCHEDULES``; the last two have two stages per rank.
         limit_s: longest silence that is no failure.
         on_step: called after every step with its number and the process ids of all workers.
 
@@ -99,7 +129,7 @@ def run_baseline(
         try:
             for rank in range(job.grid.pipelines * job.grid.stages):
                 ours, theirs = context.Pipe(duplex=False)
-                spec = _Spec(job=job, rank=rank, store=str(Path(directory) / "store"))
+                spec = _Spec(job=job, rank=rank, store=str(Path(directory) / "store"), schedule=schedule)
                 process = context.Process(target=_worker_main, args=(spec, theirs), daemon=True)
                 process.start()
                 theirs.close()
@@ -156,7 +186,7 @@ class _Worker:
 
     def __init__(self, spec: _Spec) -> None:
         import torch
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        from torch.distributed import pipelining
 
         from holdfast.models import gpt
         from holdfast.runtime.engine.build import build_dataset, build_optimizer
@@ -165,12 +195,17 @@ class _Worker:
         torch.set_num_threads(1)
         self.spec, grid = spec, spec.job.grid
         self.dataset = build_dataset(spec.job)
-        module = _stage_module(spec)
+        modules = _stage_modules(spec)
         self.peers, chain, self.ends = _groups(spec)
-        self.buffers = _Gradients.of(module, spec)
-        self.parameters = list(module.parameters())
-        stage = PipelineStage(module, spec.stage, grid.stages, torch.device("cpu"), group=chain)
-        self.schedule = Schedule1F1B(stage, grid.microbatches, loss_fn=gpt.loss, scale_grads=False)
+        self.buffers = _Gradients.of(modules, spec)
+        self.parameters = _parameters(modules)
+        stages = [
+            pipelining.PipelineStage(module, number, spec.num_stages, torch.device("cpu"), group=chain)
+            for number, module in zip(spec.stages, modules, strict=True)
+        ]
+        made = getattr(pipelining, spec.schedule)
+        told = stages if len(stages) > 1 else stages[0]
+        self.schedule = made(told, grid.microbatches, loss_fn=gpt.loss, scale_grads=False)
         self.optimizer = build_optimizer(spec.job)(self.parameters)
 
     def train(self, answer: Connection) -> dict[str, Any]:
@@ -182,21 +217,18 @@ class _Worker:
             found = self._step(step)
             ends.append(time.monotonic())
             losses.append([float(loss.detach()) for loss in found])
-            if self.spec.rank == self.spec.job.grid.stages - 1:
+            if self.spec.pipeline == 0 and self.spec.num_stages - 1 in self.spec.stages:
                 answer.send({"step": step})
         total = sum(float(parameter.detach().double().sum()) for parameter in self.parameters)
         return {"ends": ends, "losses": losses if any(losses) else [], "weights": total}
 
     def _step(self, step: int) -> list[Tensor]:
-        grid = self.spec.job.grid
         losses: list[Tensor] = []
         self.buffers.flat.zero_()
-        if self.spec.stage == 0:
-            self.schedule.step(self._batch(step, 0), return_outputs=False)
-        elif self.spec.stage == grid.stages - 1:
-            self.schedule.step(target=self._batch(step, 1), losses=losses, return_outputs=False)
-        else:
-            self.schedule.step(return_outputs=False)
+        inputs = [self._batch(step, 0)] if 0 in self.spec.stages else []
+        last = self.spec.num_stages - 1 in self.spec.stages
+        told = {"target": self._batch(step, 1), "losses": losses} if last else {}
+        self.schedule.step(*inputs, **told, return_outputs=False)
         self._reduce()
         self.optimizer.step()
         return losses
@@ -230,7 +262,7 @@ class _Worker:
         works = []
         if self.spec.job.grid.pipelines > 1 and self.buffers.own.numel():
             works.append(dist.all_reduce(self.buffers.own, group=self.peers, async_op=True))
-        if self.buffers.tied.numel():
+        if self.buffers.tied.numel() and len(self.spec.ends) > 1:
             works.append(dist.all_reduce(self.buffers.tied, group=self.ends, async_op=True))
         for work in works:
             work.wait()
@@ -239,19 +271,24 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gradients:
-    """All gradients of a stage as one buffer: its own ones, then that of the tied weight."""
+    """All gradients of a rank as one buffer: its own ones, then that of the weight that is tied."""
 
     flat: torch.Tensor
     own: torch.Tensor
     tied: torch.Tensor
 
     @classmethod
-    def of(cls, module: nn.Module, spec: _Spec) -> _Gradients:
+    def of(cls, modules: list[nn.Module], spec: _Spec) -> _Gradients:
         """Makes every parameter's gradient a view of the buffer."""
         import torch
 
-        parameters = list(module.parameters())
-        tied = [_tied_weight(module, spec)] if spec.stage in (0, spec.job.grid.stages - 1) else []
+        parameters = _parameters(modules)
+        ends = [
+            _tied_weight(module, stage)
+            for module, stage in zip(modules, spec.stages, strict=True)
+            if stage in (0, spec.num_stages - 1)
+        ]
+        tied = ends[:1]  # who has both ends has one weight, into whose gradient both go
         own = [parameter for parameter in parameters if all(parameter is not other for other in tied)]
         flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
         start = 0
@@ -262,8 +299,8 @@ class _Gradients:
         return cls(flat=flat, own=flat[:border], tied=flat[border:])
 
 
-def _stage_module(spec: _Spec) -> nn.Sequential:
-    """The stage's layers of the same model, with the same first weights, as Holdfast builds it."""
+def _stage_modules(spec: _Spec) -> list[nn.Module]:
+    """The layers of the rank's stages, of the same model, with the same first weights, as Holdfast builds it."""
     from torch import nn
 
     from holdfast.config.job import GptModel
@@ -274,25 +311,28 @@ def _stage_module(spec: _Spec) -> nn.Sequential:
     layers = gpt.build(
         layers=model.layers, width=model.width, heads=model.heads, context=model.context, dropout=model.dropout
     )
-    mine = split_evenly(len(layers), spec.job.grid.stages)[spec.stage]
-    return nn.Sequential(*layers[mine.start : mine.stop])
+    cuts = split_evenly(len(layers), spec.num_stages)
+    return [nn.Sequential(*layers[cuts[stage].start : cuts[stage].stop]) for stage in spec.stages]
 
 
-def _tied_weight(module: nn.Module, spec: _Spec) -> nn.Parameter:
-    return module.get_parameter("0.token.weight" if spec.stage == 0 else f"{len(list(module.children())) - 1}.weight")
+def _parameters(modules: list[nn.Module]) -> list[nn.Parameter]:
+    return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+
+
+def _tied_weight(module: nn.Module, stage: int) -> nn.Parameter:
+    return module.get_parameter("0.token.weight" if stage == 0 else f"{len(list(module.children())) - 1}.weight")
 
 
 def _groups(spec: _Spec) -> tuple[ProcessGroup, ProcessGroup, ProcessGroup]:
-    """The peers of our stage, our pipeline, and all first and last stages."""
+    """The peers that have our stages, our pipeline, and all who have a first or a last stage."""
     import torch.distributed as dist
 
     grid = spec.job.grid
     dist.init_process_group("gloo", store=dist.FileStore(spec.store, spec.world), rank=spec.rank, world_size=spec.world)
     peers = [list(range(stage, spec.world, grid.stages)) for stage in range(grid.stages)]
     chains = [list(range(first, first + grid.stages)) for first in range(0, spec.world, grid.stages)]
-    ends = sorted({*peers[0], *peers[-1]})
-    made = [[dist.new_group(ranks) for ranks in kind] for kind in (peers, chains, [ends])]
-    return made[0][spec.stage], made[1][spec.pipeline], made[2][0]
+    made = [[dist.new_group(ranks) for ranks in kind] for kind in (peers, chains, [list(spec.ends)])]
+    return made[0][spec.place], made[1][spec.pipeline], made[2][0]
 
 
 def main() -> int:
@@ -300,18 +340,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("job", help="a job file with a gpt model")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="overrides a key of the job file")
+    parser.add_argument("--schedule", choices=SCHEDULES, default=SCHEDULES[0])
     options = parser.parse_args()
     job = load_job(options.job, options.set)
     start = time.monotonic()
     try:
-        run = run_baseline(job, on_step=lambda step, pids: progress(f"step {step + 1}/{job.train.steps}"))
+        run = run_baseline(
+            job, schedule=options.schedule, on_step=lambda step, pids: progress(f"step {step + 1}/{job.train.steps}")
+        )
     except BaselineFailed as error:
         progress(f"FAILED: {error}")
         return 1
     starts = (start, *run.ends[:-1])
     rows = zip(starts, run.ends, run.losses, strict=True)
     cells = [[str(step), f"{end - begin:.3f}", f"{loss:.6f}"] for step, (begin, end, loss) in enumerate(rows)]
-    print_table("torch Schedule1F1B and all-reduce (step 0 includes the start)", ["step", "s", "loss"], cells)
+    print_table(f"torch's {options.schedule} and all-reduce (step 0 includes the start)", ["step", "s", "loss"], cells)
     return 0
 
 
