@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, chain, pairwise, repeat
 
 import msgspec
@@ -18,7 +19,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, Link, Profile, costs_from_profile, unit_costs
 from holdfast.core.routes import home_routes
 from holdfast.core.validate import validate
-from holdfast.errors import ConfigError, InfeasiblePlan
+from holdfast.errors import ConfigError
 from holdfast.planning.costed_grid import CostedGrid
 from holdfast.planning.partition import balanced_stages
 from holdfast.planning.planner import Technique
@@ -345,14 +346,15 @@ def settled(
     if processors is not None and processors < job.num_workers:
         why = f"{job.num_workers} workers share {processors} processor(s), and who waits leaves its own to others"
         return Settled(job=plain, plan=plan, why=why)
-    rates = rates_of(profile, job.cluster, sums=sums_of(job))
-    own = _Course(
-        job=plain, plan=plan, step_s=step_seconds(plan, rates), memory_bytes=_most_memory(plain, plan, profile)
-    )
+    make = partial(_course, num_layers=num_layers, profile=profile, ties=ties)
+    own = make(plain)
     limit = job.resilience.worker_memory or own.memory_bytes
-    courses = [own, *_courses(job, num_layers, profile, ties, rates)]
-    best, fastest = (_fastest(each) for each in ([c for c in courses if c.memory_bytes <= limit] or [own], courses))
-    return Settled(job=best.job, plan=best.plan, why=_why_technique(best, own, fastest))
+    told_later = job.train.clip_norm is not None or job.train.loss_scale is not None
+    techniques = ("decoupled",) if told_later else ("decoupled", "staggered")
+    fitting = [_roomiest(job, each, make, limit) for each in techniques]
+    best = _fastest([own, *(each for each in fitting if each is not None)])
+    more = [make(with_technique(job, each, in_flight_of(job)), at_once=True) for each in techniques]
+    return Settled(job=best.job, plan=best.plan, why=_why_technique(best, own, _fastest([best, *more])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,23 +367,27 @@ class _Course:
     memory_bytes: float
 
 
-def _courses(
-    job: Job, num_layers: int, profile: Profile, ties: tuple[tuple[int, ...], ...], rates: Rates
-) -> Iterator[_Course]:
-    """What the planner makes of a job, the plainer ones first: with the memory of 1F1B's first stage, and with more."""
-    least = job.train.in_flight or max(map(_most_ahead, job.lanes))
-    most = job.train.in_flight or 2 * least
-    kinds = [(Technique.DECOUPLED, least)]  # it gains nothing by more
-    if job.train.clip_norm is None and job.train.loss_scale is None:
-        kinds += [(Technique.STAGGERED, in_flight) for in_flight in sorted({least, most})]
-    for technique, in_flight in kinds:
-        told = with_technique(job, technique.value, in_flight)
-        try:
-            plan = _plan_by_technique(told, num_layers, profile, ties)
-        except InfeasiblePlan:
-            continue
-        step_s = step_seconds(plan, rates, updates_ahead=technique is Technique.STAGGERED)
-        yield _Course(job=told, plan=plan, step_s=step_s, memory_bytes=_most_memory(told, plan, profile))
+def _course(
+    job: Job, num_layers: int, profile: Profile, ties: tuple[tuple[int, ...], ...], *, at_once: bool = False
+) -> _Course:
+    """What a technique comes to; ``at_once``: about, by fewer schedules."""
+    plan = _plan_by_technique(job, num_layers, profile, ties, at_once=at_once)
+    ahead = job.train.technique == Technique.STAGGERED.value
+    step_s = step_seconds(plan, rates_of(profile, job.cluster, sums=sums_of(job)), updates_ahead=ahead)
+    return _Course(job=job, plan=plan, step_s=step_s, memory_bytes=_most_memory(job, plan, profile))
+
+
+def _roomiest(job: Job, technique: str, make: Callable[..., _Course], limit: float) -> _Course | None:
+    """A technique with as many micro-batches at once as there is memory for; None: not for one."""
+    told = job.train.in_flight
+    numbers = range(1, in_flight_of(job) + 1) if told is None else range(told, told + 1)
+
+    def fitting(in_flight: int, *, at_once: bool) -> _Course | None:
+        course = make(with_technique(job, technique, in_flight), at_once=at_once)
+        return course if course.memory_bytes <= limit else None
+
+    about = bisect_left(numbers, True, key=lambda each: fitting(each, at_once=True) is None)
+    return next(filter(None, (fitting(each, at_once=False) for each in reversed(numbers[:about]))), None)
 
 
 def with_technique(job: Job, technique: str, in_flight: int | None = None) -> Job:
@@ -411,9 +417,10 @@ def _why_technique(best: _Course, own: _Course, fastest: _Course) -> str:
         told += f", {own.step_s:.3g} s by {own.job.train.technique}"
     if fastest is best:
         return told
+    train, takes, has = fastest.job.train, size_of(fastest.memory_bytes), size_of(best.memory_bytes)
     return (
-        f"{told}; {fastest.job.train.technique} would take {fastest.step_s:.3g} s, and "
-        f"{size_of(fastest.memory_bytes)} of a worker (resilience.worker_memory), for {size_of(best.memory_bytes)}"
+        f"{told}; {train.technique} with {train.in_flight} micro-batches at once would take {fastest.step_s:.3g} s, "
+        f"and {takes} of a worker, for {has}: resilience.worker_memory says how much there is"
     )
 
 
@@ -437,16 +444,18 @@ def healthy_plan(
     return settled(job, num_layers, profile, ties).plan
 
 
-def _plan_by_technique(job: Job, num_layers: int, profile: Profile | None, ties: tuple[tuple[int, ...], ...]) -> Plan:
+def _plan_by_technique(
+    job: Job, num_layers: int, profile: Profile | None, ties: tuple[tuple[int, ...], ...], *, at_once: bool = False
+) -> Plan:
     terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
     pipelines = stages_of(job, num_layers, None if terms is None else profile)
     placement = home_placement(pipelines)
     if terms is None:
         plan = home_plan(placement, batch, job.train.technique)
     elif (grid := grid_of(job, pipelines, terms)) is not None:
-        plan = _planned_grid(grid, terms)
+        plan = _planned_grid(grid, terms, at_once)
     else:
-        plan = planned_routes(placement, home_routes(placement, batch), terms, at_once=False).plan
+        plan = planned_routes(placement, home_routes(placement, batch), terms, at_once=at_once).plan
     if job.strategy.healthy is not None:
         plan = job.strategy.healthy(plan)
     validate(plan, ties=ties, costs=None if terms is None else within_limit(terms))
@@ -454,9 +463,9 @@ def _plan_by_technique(job: Job, num_layers: int, profile: Profile | None, ties:
 
 
 @lru_cache(maxsize=64)
-def _planned_grid(grid: CostedGrid, terms: Terms) -> Plan:
+def _planned_grid(grid: CostedGrid, terms: Terms, at_once: bool) -> Plan:
     """Kept, since who compares jobs asks for the plan of one grid again and again."""
-    return planned_grid(grid, (), terms, at_once=False).plan
+    return planned_grid(grid, (), terms, at_once=at_once).plan
 
 
 def plans_of(
