@@ -9,16 +9,20 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
+from holdfast.config.profiles import save_profile
 from holdfast.errors import HoldfastError
+from holdfast.profiling.profiler import measure_profile
 from holdfast.runtime.node.signals import Interrupted
-from holdfast.settings.planning import healthy_plan
+from holdfast.settings.planning import healthy_plan, profile_of
 from measure import Interval, Recorder, interval, print_table, progress, ratio_interval, time_limit, verdict
 from measured_run import CpuWindow, watched_run
 from torch_pipelines import SCHEDULES, BaselineFailed, run_baseline
@@ -29,13 +33,24 @@ TARGETS = {"step_s": 0.97, "cpu_s": 1.03}
 """Next to the best of torch's schedules."""
 _LOSS_TOLERANCE = 1e-3
 _HEADER_BYTES = 64
+_ITERATIONS = 30
+"""Of the profiler."""
 _TIMES = {"step_s": "wall", "cpu_s": "CPU"}
 
 
 def main() -> int:
     """Runs the benchmark; returns 1 if a run failed or the sides did not compute the same."""
     options = _options()
-    recorder = Recorder("healthy_step_" + options.grid, vars(options))
+    with tempfile.TemporaryDirectory(prefix="holdfast-benchmark-") as folder:
+        if options.profiled:
+            options.profile = str(Path(folder) / "profile.json")
+            save_profile(measure_profile(_job(options), iterations=_ITERATIONS), options.profile)
+        return _compare(options)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    kind = "_profiled" if options.profiled else ""
+    recorder = Recorder(f"healthy_step_{options.grid}{kind}", vars(options))
     order = random.Random(0)
     for repetition in range(options.repetitions):
         for side in order.sample(SIDES, k=len(SIDES)):
@@ -60,15 +75,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="steps before those that are timed")
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed in a run")
     parser.add_argument("--repetitions", type=int, default=10, help="runs of each side")
+    parser.add_argument("--profiled", action="store_true", help="Holdfast has a profile, which chooses its technique")
     parser.add_argument("--quick", action="store_true", help="2 repetitions of 5 steps")
     parser.add_argument("--limit-s", type=float, default=600.0, help="a run longer than this has failed")
     options = parser.parse_args()
+    options.profile = None
     if options.quick:
         options.repetitions, options.steps = 2, 5
     return options
 
 
-def _job(options: argparse.Namespace) -> Job:
+def _job(options: argparse.Namespace, profile: str | None = None) -> Job:
     pipelines, stages = map(int, options.grid.split("x"))
     return parse_job(
         {
@@ -90,7 +107,7 @@ def _job(options: argparse.Namespace) -> Job:
             },
             "optimizer": {"kind": "adamw", "lr": 3e-4},
             # One step more than is timed, so that the end of the job lies outside the window.
-            "train": {"steps": options.warmup + options.steps + 1},
+            "train": {"steps": options.warmup + options.steps + 1, "profile": profile},
         }
     )
 
@@ -98,7 +115,7 @@ def _job(options: argparse.Namespace) -> Job:
 def measure(side: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs one side once; returns the row, with ``error`` set and no numbers if the run failed."""
     window = CpuWindow(first=options.warmup - 1, last=options.warmup + options.steps - 1)
-    job = _job(options)
+    job = _job(options, options.profile if side == OURS else None)
     run: Callable[[Job, CpuWindow], tuple[list[float], list[float]]]
     run = _run_holdfast if side == OURS else partial(_run_baseline, side)
     try:
@@ -136,7 +153,7 @@ def bytes_per_step(options: argparse.Namespace) -> dict[str, dict[str, dict[str,
         Per side and worker, bytes: ``point_to_point`` with headers; ``messages`` handed to reductions; ``all_reduce``
         what a ring then sends for them, ``2 (n - 1) / n`` times as much among n workers; ``sent`` in all.
     """
-    return {SCHEDULES[0]: _baseline_bytes(_job(options)), OURS: _holdfast_bytes(_job(options))}
+    return {SCHEDULES[0]: _baseline_bytes(_job(options)), OURS: _holdfast_bytes(_job(options, options.profile))}
 
 
 def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
@@ -147,7 +164,8 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
     from holdfast.runtime.tensors import num_bytes
 
     assert job.model.__struct_config__.tag == "gpt"
-    plan = healthy_plan(job, job.model.layers + 2)  # type: ignore[union-attr]
+    layers = job.model.layers + 2  # type: ignore[union-attr]
+    plan = healthy_plan(job, layers, profile_of(job, layers))
     probed, found = probe(job), {}
     for worker in plan.workers:
         parts = build_stage(job, plan, worker, probed.boundaries)
