@@ -99,9 +99,7 @@ def _shown_in(run_dir: Path) -> Shown:
     if profile is None:
         return shown_by(events)
     told = next((event for _, event in events if isinstance(event, Scheduled)), None)
-    if (
-        job.train.technique == "auto"
-    ):  # what decided there is not known here: how many processors there were is part of it
+    if job.train.technique == "auto":  # what decided there is not known here, such as how many processors there were
         job = with_technique(job, "1f1b") if told is None else with_technique(job, told.technique, told.in_flight)
     plan, ahead = settled_on(job, profile).plan, job.train.technique == "staggered"
     sums = 0 if emulated.exists() else sums_of(job)

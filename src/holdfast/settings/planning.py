@@ -335,7 +335,7 @@ def settled(
         ConfigError: the grid does not fit the layers.
         InfeasiblePlan: a worker's memory cannot hold one micro-batch.
 
-    Cost: as :func:`healthy_plan` for each technique.
+    Cost: as :func:`healthy_plan` for each technique, and some plans that are made at once.
     """
     if job.train.technique != "auto":
         return Settled(job=job, plan=_plan_by_technique(job, num_layers, profile, ties))
@@ -351,8 +351,8 @@ def settled(
     limit = job.resilience.worker_memory or own.memory_bytes
     told_later = job.train.clip_norm is not None or job.train.loss_scale is not None
     techniques = ("decoupled",) if told_later else ("decoupled", "staggered")
-    fitting = [_roomiest(job, each, make, limit) for each in techniques]
-    best = _fastest([own, *(each for each in fitting if each is not None)])
+    courses = (own, *(_roomiest(job, each, make, limit) for each in techniques))
+    best = _fastest([each for each in courses if each is not None and each.memory_bytes <= limit] or [own])
     more = [make(with_technique(job, each, in_flight_of(job)), at_once=True) for each in techniques]
     return Settled(job=best.job, plan=best.plan, why=_why_technique(best, own, _fastest([best, *more])))
 

@@ -176,9 +176,11 @@ class Launcher:
         return machine, findings
 
     def _shared_processors(self) -> int | None:
-        """How many there are where workers compute on them; None where they do not."""
-        computes = self.request.emulate is None and self.request.job.train.device == "cpu"
-        return len(os.sched_getaffinity(0)) if computes else None
+        """How many there are of what workers compute on and share; None where each has its own, or sleeps."""
+        device = self.request.job.train.device
+        if self.request.emulate is not None or device == "cuda":
+            return None
+        return len(os.sched_getaffinity(0)) if device == "cpu" else 1
 
     def _probe(self) -> Probed:
         job, control = self.request.job, self.request.job.control
