@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variant", choices=("norm", "scaled", "tied", "own"), default="norm")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--sum-chunks", type=int)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--told", help="a folder in which every item is told")
     parser.add_argument("--digest", help="a file for what the script itself ends with")
@@ -111,7 +112,15 @@ def main() -> None:
     average = hf.state(Average(model)) if args.variant == "own" else None
     loss_fn = nn.CrossEntropyLoss()
 
-    for step in hf.steps(data, microbatches=args.microbatches, size=3, steps=args.steps, logs=("right", "odd")):
+    made = hf.steps(
+        data,
+        microbatches=args.microbatches,
+        size=3,
+        steps=args.steps,
+        logs=("right", "odd"),
+        sum_chunks=args.sum_chunks,
+    )
+    for step in made:
         if args.fault == f"slow-body:{hf.worker}" and step.number == 2:
             time.sleep(4)  # twice as long as a worker may be stuck: in the loop's body, and in no item
         for x, y in step:

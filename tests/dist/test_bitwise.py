@@ -143,6 +143,15 @@ def test_different_seeds_give_different_hashes(runs):
     assert runs.healthy("gpt", ("train.seed=8",)).weights_sha256 != runs.healthy("gpt").weights_sha256
 
 
+def test_micro_batches_in_other_chunks_are_summed_to_other_bits_the_same_on_every_grid(runs):
+    chunks = ("train.sum_chunks=3", "train.steps=3")
+    alone = runs.healthy("gpt", (*chunks, "grid.pipelines=1", "grid.stages=1", "grid.microbatches=12"))
+    shared = (*chunks, "grid.pipelines=3", "grid.stages=1", "grid.microbatches=4")
+    runs.survives("gpt", "kill:1.0@1:backward", overrides=shared, healthy=alone)
+    plain = runs.healthy("gpt", ("grid.pipelines=1", "grid.stages=1", "grid.microbatches=12", "train.steps=3"))
+    assert alone.weights_sha256 != plain.weights_sha256
+
+
 def test_gpipe_ends_in_the_same_bits(runs):
     assert runs.healthy("gpt", ("train.technique=gpipe",)).weights_sha256 == runs.healthy("gpt").weights_sha256
 

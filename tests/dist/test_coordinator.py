@@ -39,7 +39,7 @@ def test_healthy_training_goes_on_without_it(runs):
     """It stays away until ten more steps are committed and it was tried to start it again."""
 
     def over(events):
-        return max(steps(events)) >= 12 and any(isinstance(event, Notice) for event in events)
+        return max(steps(events)) >= 12 and any(isinstance(e, Notice) and e.worker == "agent" for e in events)
 
     with runs.absence(over) as away:
         overrides = ("train.steps=60", *away.overrides)

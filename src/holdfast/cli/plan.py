@@ -182,7 +182,7 @@ def _settled(job: Job, *, planned: bool) -> tuple[Job, str]:
     """
     layers = _layers_of(job)
     if layers is None or not planned:
-        return with_technique(job, "1f1b" if job.train.technique == "auto" else job.train.technique), ""
+        return with_technique(job, job.train.technique_unprofiled), ""
     found = settled(job, layers, profile_of(job, layers), known_ties(job, layers))
     return found.job, found.why and tell_technique(found.job.train.technique, found.why)
 
@@ -268,7 +268,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     layers = _layers_of_layout(job)
     profile, ties = profile_of(job, layers), known_ties(job, layers)
     terms, began = terms_of(job, layers, profile, ties), time.monotonic()
-    pipelines = stages_of(job, layers, None if terms is None else profile)
+    pipelines = stages_of(job, layers, profile)
     placement = home_placement(pipelines)
     routes, failed = home_routes(placement, job.grid.batch), _known(args.failed, placement.workers)
     routes, left = reroute(placement, routes, failed), placement.without(failed)
@@ -286,7 +286,7 @@ def _of_layout(args: argparse.Namespace, job: Job) -> Shown:
     elif terms is not None:
         planned = planned_routes(left, routes, terms, at_once=bool(failed))
     else:
-        return _by_rules(healthy_plan(job, layers), failed, costs, ties, began)
+        return _by_rules(healthy_plan(job, layers, profile), failed, costs, ties, began)
     return _shown(planned, failed)
 
 
@@ -463,7 +463,7 @@ def _profiled(
     room = None if args.memory is None else _bytes(args.memory)
     copies = 1 if job is not None and job.resilience.commit == "undo" else 2
     num_pipelines, num_stages, microbatches = grid
-    sums, _ = most_held((microbatches,) * num_pipelines)
+    sums, _ = most_held((microbatches,) * num_pipelines, chunks=None if job is None else job.train.sum_chunks)
     costs = costs_from_profile(profile, capacity_bytes=room, copies=copies, sums=sums)
     return costs, balanced_stages(costs, num_stages)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.config.job import Job, PipelineLayout
 from holdfast.core.placement import split_evenly
+from holdfast.core.sum_order import default_chunks
 
 __all__ = ["GLOBAL_BATCH", "SUMS", "Difference", "compare", "compare_told", "covers", "deciding", "shown", "spelled"]
 
@@ -85,8 +86,9 @@ def deciding(job: Job) -> dict[str, Any]:
             tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
     tree = spelled(tree)
     tree["train"]["device"] = job.train.device.partition(":")[0]  # which of them computes changes nothing
-    if job.train.technique == "auto":  # with fast numerics, where it counts
-        tree["train"]["technique"] = "1f1b"
+    tree["train"]["technique"] = job.train.technique_unprofiled  # with fast numerics, where it counts
+    if job.train.sum_chunks == default_chunks(job.global_microbatches):
+        tree["train"]["sum_chunks"] = None
     left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
     if job.optimizer.schedule == "constant":
         left_out += ("train.steps",)

@@ -406,6 +406,9 @@ class Train(_Plain, frozen=True, kw_only=True):
         steps: optimizer steps.
         seed: of the first weights, the order of samples and dropout.
         numerics: ``exact``: same bits on any grid, whatever fails; ``fast``: float32 sums, and no such guarantee.
+        sum_chunks: in how many chunks of neighbours the micro-batches of a step are cut: within one their gradients are
+            added one after another, then chunks by twos. Any number that divides them; bits depend on it. null: the
+            largest power of two that does, up to 8 (docs/assumptions.md#sums).
         clip_norm: largest L2 norm of the whole model's mean gradient; null: no limit.
         loss_scale: for half precision; null: losses are not scaled.
         technique: how steps are scheduled, also after losses: ``1f1b``, ``gpipe``, or by the planner: ``decoupled``
@@ -431,6 +434,7 @@ class Train(_Plain, frozen=True, kw_only=True):
     steps: Positive
     seed: Count = 0
     numerics: Literal["exact", "fast"] = "exact"
+    sum_chunks: Positive | None = None
     clip_norm: PositiveFloat | None = None
     loss_scale: LossScaleSettings | None = None
     technique: Literal["auto", "1f1b", "gpipe", "decoupled", "staggered"] = "auto"
@@ -449,6 +453,11 @@ class Train(_Plain, frozen=True, kw_only=True):
                 f"Expected numerics to be exact with audit_every {self.audit_every}, got fast, which does not promise "
                 "that owners of a layer have the same bits"
             )
+
+    @property
+    def technique_unprofiled(self) -> str:
+        """How steps are scheduled as far as no profile tells."""
+        return "1f1b" if self.technique == "auto" else self.technique
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):

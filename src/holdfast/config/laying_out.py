@@ -29,8 +29,8 @@ def held_in(job: Job) -> tuple[int, int]:
 def _most_held(job: Job) -> tuple[int, int]:
     """Where the pipelines are still to be found, as of the one that would have most."""
     if job.grid.workers is not msgspec.UNSET:
-        return most_held((job.grid.global_microbatches or 1,))
-    return most_held(job.grid.batch.counts, tuple(map(max, job.lanes)))
+        return most_held((job.grid.global_microbatches or 1,), chunks=job.train.sum_chunks)
+    return most_held(job.grid.batch.counts, tuple(map(max, job.lanes)), job.train.sum_chunks)
 
 
 def stages_in(job: Job, profile: Profile) -> StageTable:

@@ -351,7 +351,7 @@ def _check(job: Job, source: str) -> None:
         )
     if complaint := _wrong_loop(job) or _wrong_strategy(job) or _wrong_logging(job):
         raise ConfigError(f"{source}: {complaint}")
-    if complaint := _wrong_lanes(job) or _wrong_shards(job):
+    if complaint := _wrong_lanes(job) or _wrong_shards(job) or _wrong_chunks(job):
         raise ConfigError(f"{source}: {complaint}")
     pipelines, owners = len(job.grid.depths), _fewest_owners(job)
     if job.resilience.tolerate > owners - 1:
@@ -383,6 +383,14 @@ def _wrong_lanes(job: Job) -> str:
                 f"them by turns; expected at least {max(lanes)}"
             )
     return _torn_stage(job)
+
+
+def _wrong_chunks(job: Job) -> str:
+    """Why micro-batches cannot be cut into chunks as the job says; empty if they can."""
+    chunks, total = job.train.sum_chunks, job.grid.global_microbatches or sum(job.grid.batch.counts)
+    if chunks is None or total % chunks == 0:
+        return ""
+    return f"train.sum_chunks: {chunks} chunks, and a step has {total} micro-batches; expected a number that divides it"
 
 
 def _wrong_shards(job: Job) -> str:
@@ -527,9 +535,10 @@ def _wrong_loop(job: Job) -> str:
         ("grid.stages", max(job.grid.depths), 1),
         ("grid.gpus_per_stage", job.most_lanes * job.most_shards, 1),
         ("optimizer", job.optimizer, Optimizer()),
+        ("train.sum_chunks", train.sum_chunks, plain.sum_chunks),
         ("train.clip_norm", train.clip_norm, plain.clip_norm),
         ("train.loss_scale", train.loss_scale, plain.loss_scale),
-        ("train.technique", "1f1b" if train.technique == "auto" else train.technique, "1f1b"),
+        ("train.technique", train.technique_unprofiled, "1f1b"),
         ("train.profile", train.profile, plain.profile),
         ("train.audit_every", train.audit_every, 0),
         ("train.device", train.device, plain.device),

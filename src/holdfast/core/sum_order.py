@@ -14,7 +14,7 @@ from typing import TypeVar
 from holdfast.core.ids import Interval
 from holdfast.errors import InternalError
 
-__all__ = ["SumOrder", "most_held"]
+__all__ = ["SumOrder", "better_chunks", "default_chunks", "most_held"]
 
 T = TypeVar("T")
 _MOST_CHUNKS = 8
@@ -39,13 +39,15 @@ class SumOrder:
     chunk: int
 
     @classmethod
-    def of(cls, num_microbatches: int) -> SumOrder:
-        """Returns the order for so many: a function of them alone, so it is the same for any workers.
+    def of(cls, num_microbatches: int, chunks: int | None = None) -> SumOrder:
+        """Returns the order for so many: it does not depend on who the workers are, nor on how many.
 
-        As many chunks as the largest power of two that divides them, up to 8: then 1, 2, 4 or 8 workers hold one
-        part each in the end.
+        Args:
+            num_microbatches: of the step.
+            chunks: in how many they are cut, a number that divides them; None: the largest power of two that does, up
+                to 8, with which 1, 2, 4 or 8 workers hold one part each in the end.
         """
-        return cls(num_microbatches, num_microbatches // min(num_microbatches & -num_microbatches, _MOST_CHUNKS))
+        return cls(num_microbatches, num_microbatches // (chunks or default_chunks(num_microbatches)))
 
     def add(
         self,
@@ -156,17 +158,38 @@ class SumOrder:
         return max(counts), len(parts)
 
 
-def most_held(counts: Sequence[int], lanes: Sequence[int] = ()) -> tuple[int, int]:
+def default_chunks(num_microbatches: int) -> int:
+    """Returns in how many chunks micro-batches are cut where nobody says it."""
+    return min(num_microbatches & -num_microbatches, _MOST_CHUNKS)
+
+
+def most_held(counts: Sequence[int], lanes: Sequence[int] = (), chunks: int | None = None) -> tuple[int, int]:
     """Returns how many parts any worker holds while nothing has failed: at most, and at last.
 
     Args:
         counts: how many micro-batches pipeline 0, 1, ... has.
         lanes: how many workers of each take them by turns, at most; one, where there are none.
+        chunks: in how many chunks they are cut; None: see `SumOrder.of`.
     """
-    order, first = SumOrder.of(sum(counts)), 0
+    order, first = SumOrder.of(sum(counts), chunks), 0
     found = []
     for count, width in zip(counts, lanes or [1] * len(counts), strict=True):
         found += [order.held(range(first + lane, first + count, width)) for lane in range(width)]
         first += count
     most, last = zip(*found, strict=True)
     return max(most), max(last)
+
+
+def better_chunks(counts: Sequence[int], lanes: Sequence[int] = ()) -> int | None:
+    """Returns in how many chunks micro-batches are best cut for these workers; None: as where nobody says it.
+
+    That is where they hold fewest parts at last, and of such numbers where they hold fewest at any time.
+    """
+
+    def held(chunks: int | None) -> tuple[int, int]:
+        most, last = most_held(counts, lanes, chunks)
+        return last, most
+
+    total = sum(counts)
+    best = min((each for each in range(1, total + 1) if total % each == 0), key=held)
+    return best if held(best)[0] < held(None)[0] else None

@@ -49,12 +49,14 @@ class Layout:
         shapes: shapes of the parameters in order.
         num_microbatches: micro-batches of a step.
         record_width: float32 values recorded per micro-batch.
+        chunks: in how many chunks they are cut, see `SumOrder.of`.
     """
 
     layers: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     num_microbatches: int
     record_width: int
+    chunks: int | None = None
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -69,7 +71,7 @@ class Layout:
     @cached_property
     def order(self) -> SumOrder:
         """The order of the additions."""
-        return SumOrder.of(self.num_microbatches)
+        return SumOrder.of(self.num_microbatches, self.chunks)
 
     @property
     def sum_size(self) -> SumSize:

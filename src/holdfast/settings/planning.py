@@ -42,6 +42,7 @@ __all__ = [
     "in_flight_of",
     "keeping_of",
     "known_ties",
+    "most_memory",
     "plans_of",
     "profile_of",
     "rates_of",
@@ -56,22 +57,31 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlans:
-    """What is planned before training.
+class Settled:
+    """A job that says by which technique it is trained.
 
     Attributes:
-        job: the job, whose technique is settled.
-        technique: why it is that; empty if the job says so itself, or there was nothing to choose from.
-        plan: of the healthy grid.
+        job: the job; its technique is not ``auto``.
+        plan: of its whole grid, proved right.
+        why: what decided, for people; empty if the job says it itself, or there was nothing to choose from.
+    """
+
+    job: Job
+    plan: Plan
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlans(Settled):
+    """What is planned of a settled job before training.
+
+    Attributes:
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
         shapes: what pipelines of whoever is left are made by; None if none are made.
         keeping: costs per layer, by which an interrupted step is gone on with; None if it is always run again whole.
         rates: how fast the cluster is; None if nothing is known of times.
     """
 
-    job: Job
-    plan: Plan
-    technique: str = ""
     terms: Terms | None = None
     shapes: Shapes | None = None
     keeping: Costs | None = None
@@ -295,21 +305,6 @@ def tolerated(job: Job) -> int:
     return min(wanted, job.num_workers - max(grid.depths))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """A job that says by which technique it is trained.
-
-    Attributes:
-        job: the job; its technique is not ``auto``.
-        plan: of its whole grid, proved right.
-        why: what decided, for people; empty if the job says it itself, or there was nothing to choose from.
-    """
-
-    job: Job
-    plan: Plan
-    why: str = ""
-
-
 def settled(
     job: Job,
     num_layers: int,
@@ -374,7 +369,7 @@ def _course(
     plan = _plan_by_technique(job, num_layers, profile, ties, at_once=at_once)
     ahead = job.train.technique == Technique.STAGGERED.value
     step_s = step_seconds(plan, rates_of(profile, job.cluster, sums=sums_of(job)), updates_ahead=ahead)
-    return _Course(job=job, plan=plan, step_s=step_s, memory_bytes=_most_memory(job, plan, profile))
+    return _Course(job=job, plan=plan, step_s=step_s, memory_bytes=most_memory(job, plan, profile))
 
 
 def _roomiest(job: Job, technique: str, make: Callable[..., _Course], limit: float) -> _Course | None:
@@ -397,8 +392,8 @@ def with_technique(job: Job, technique: str, in_flight: int | None = None) -> Jo
     return msgspec.structs.replace(job, train=train)
 
 
-def _most_memory(job: Job, plan: Plan, profile: Profile) -> float:
-    """What the fullest worker takes, with the gradients that it keeps until a step is settled."""
+def most_memory(job: Job, plan: Plan, profile: Profile) -> float:
+    """Returns what the fullest worker takes by a plan, bytes; with gradients that it keeps until a step is settled."""
     kept = [0] * len(profile.layers)
     if job.train.technique == Technique.STAGGERED.value:
         kept = [layer.parameter_bytes for layer in profile.layers]
@@ -432,7 +427,7 @@ def healthy_plan(
     Args:
         job: the job.
         num_layers: of its model.
-        profile: what its layers cost; None: all the same. Used by the techniques of the planner.
+        profile: what its layers cost; None: all the same.
         ties: tuples of layers that share weights.
 
     Raises:
@@ -448,7 +443,7 @@ def _plan_by_technique(
     job: Job, num_layers: int, profile: Profile | None, ties: tuple[tuple[int, ...], ...], *, at_once: bool = False
 ) -> Plan:
     terms, batch = terms_of(job, num_layers, profile, ties), job.grid.batch
-    pipelines = stages_of(job, num_layers, None if terms is None else profile)
+    pipelines = stages_of(job, num_layers, profile)
     placement = home_placement(pipelines)
     if terms is None:
         plan = home_plan(placement, batch, job.train.technique)
@@ -491,7 +486,7 @@ def plans_of(
     return JobPlans(
         job=job,
         plan=found.plan,
-        technique=found.why,
+        why=found.why,
         terms=terms,
         shapes=shapes_of(job, num_layers, profile, terms),
         keeping=keeping_of(job, num_layers, profile),

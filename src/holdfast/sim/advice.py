@@ -22,8 +22,7 @@ from holdfast.planning.groups.programme import best_groups
 from holdfast.recovery.checkfreq import checkpoint_interval, youngs_interval
 from holdfast.recovery.choice import Choice
 from holdfast.recovery.rates import step_seconds
-from holdfast.schedule.evaluate import evaluate
-from holdfast.settings.planning import costs_of_job
+from holdfast.settings.planning import most_memory
 from holdfast.settings.ways import decided
 from holdfast.sim.compare import Compared, Simulated, compare, interval
 from holdfast.sim.engine import Prepared, simulate
@@ -366,14 +365,13 @@ def _grid(pipelines: int, stages: int, microbatches: int) -> Settings:
 def _shaped(job: Job, profile: Profile, speeds: Speeds) -> Shape:
     found = settled_on(job, profile)
     job, plan = found.job, found.plan
-    held = evaluate(plan, costs_of_job(job, profile)).peak_memory
     staggered, (stall_s, writing_s) = job.train.technique == "staggered", speeds.checkpoint(plan)
     return Shape(
         pipelines=len(job.grid.depths),
         stages=max(job.grid.depths),
         microbatches=max(job.grid.batch.counts),
         step_s=step_seconds(plan, speeds.rates, updates_ahead=staggered),
-        memory_bytes=max(most for _, most in held),
+        memory_bytes=most_memory(job, plan, profile),
         stall_s=stall_s + (writing_s if job.checkpoint.synchronous else 0.0),
         write_s=stall_s + writing_s,
     )

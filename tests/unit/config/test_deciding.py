@@ -63,6 +63,13 @@ def test_another_grid_of_the_same_batch_is_the_same():
     assert told(job(), job("grid.pipelines=3")) == [f"{GLOBAL_BATCH}: expected 12, as in the checkpoint, got 18"]
 
 
+def test_chunks_count_unless_they_are_those_that_nobody_says():
+    assert told(job(), job("train.sum_chunks=4")) == []
+    assert told(job(), job("train.sum_chunks=3")) == [
+        "train.sum_chunks: expected null, as in the checkpoint, got 3",
+    ]
+
+
 def test_exact_sums_of_a_checkpoint_that_does_not_tell_are_others():
     """They were those of whole numbers then."""
     for numerics, expected in (

@@ -76,6 +76,11 @@ def complaint(tree, *overrides):
         ("grid", [1], "grid: expected `object`, got [1]"),
         ("grid", None, "grid: expected `object`, got None"),
         ("grid.microbatches", 0, "grid.microbatches: expected `int` >= 1, got 0"),
+        (
+            "train.sum_chunks",
+            2,
+            "train.sum_chunks: 2 chunks, and a step has 9 micro-batches; expected a number that divides it",
+        ),
         ("grid.pipelines", -1, "grid.pipelines: expected `int` >= 1, got -1"),
         ("train.steps", 0, "train.steps: expected `int` >= 1, got 0"),
         ("train.seed", -1, "train.seed: expected `int` >= 0, got -1"),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.core.sum_order import SumOrder, most_held
+from holdfast.core.sum_order import SumOrder, better_chunks, most_held
 
 
 def joined(one, other):
@@ -105,3 +105,26 @@ def test_what_came_out_of_turn_waits_for_what_it_is_added_onto():
 )
 def test_what_any_worker_holds_at_most_and_at_last(counts, lanes, expected):
     assert most_held(counts, lanes) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "lanes", "chunks"),
+    [
+        ((4, 4, 4), (), 3),
+        ((4,) * 6, (), 6),
+        ((3,) * 5, (), 5),
+        ((6, 6), (), None),
+        ((5, 4), (), 3),
+        ((24,), (), None),
+        ((8,), (2,), None),
+    ],
+)
+def test_micro_batches_can_be_cut_so_that_workers_hold_the_fewest_parts(counts, lanes, chunks):
+    assert better_chunks(counts, lanes) == chunks
+    if chunks is not None:
+        assert most_held(counts, lanes, chunks)[1] < most_held(counts, lanes)[1]
+
+
+def test_chunks_can_be_told():
+    order = SumOrder.of(12, 3)
+    assert total(order, grown(order, range(12))) == "(((((0+1)+2)+3)+(((4+5)+6)+7))+(((8+9)+10)+11))"

@@ -112,6 +112,16 @@ def test_what_the_probe_warns_of_is_among_the_findings():
     assert preflight(run, machine).warnings == ("it is slow",)
 
 
+def test_that_gradients_could_be_sent_in_fewer_parts_is_among_the_findings():
+    grid = {"pipelines": 3, "stages": 1, "microbatches": 4}
+    run = request(sections={"grid": grid}.items())
+    told = "sums: some workers send gradients in 3 parts; train.sum_chunks: 3 has all send 1 (other bits, the same on"
+    (warning,) = preflight(run, probed(run)).warnings
+    assert warning.startswith(told)
+    run = request(sections={"grid": grid, "train": {"steps": 9, "sum_chunks": 3}}.items())
+    assert preflight(run, probed(run)).warnings == ()
+
+
 def test_a_grid_that_cannot_be_planned_is_a_finding():
     fits = request()
     machine = probed(fits)

@@ -616,6 +616,7 @@ def stage_options(
         "lr_scale": _lr_scale(job),
         "seed": job.train.seed,
         "num_microbatches": job.global_microbatches,
+        "chunks": job.train.sum_chunks,
         "load": microbatch_loader(job, data, item, loading),
         "clip_norm": job.train.clip_norm,
         "commit": job.resilience.commit,

@@ -157,6 +157,7 @@ class Stage(SummedStage):
         lr_scale: factor on the learning rate, a pure function of the step.
         seed: seed of the job.
         num_microbatches: micro-batches of a step, over all pipelines.
+        chunks: in how many chunks they are cut for their sum, see `holdfast.core.sum_order.SumOrder.of`.
         load: the samples of a micro-batch.
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
         commit: how a step can be taken back; or what makes a layer that is taken back bitwise.
@@ -184,6 +185,7 @@ class Stage(SummedStage):
         lr_scale: Callable[[int], float],
         seed: int,
         num_microbatches: int,
+        chunks: int | None = None,
         load: Loader,
         clip_norm: float | None = None,
         commit: CommitMethod | Callable[..., Committed] = "shadow",
@@ -207,6 +209,7 @@ class Stage(SummedStage):
             num_layers=len(layers) if num_layers is None else num_layers,
             ties=ties,
             num_microbatches=num_microbatches,
+            chunks=chunks,
             lr_scale=lr_scale,
             clip_norm=clip_norm,
             device=device.torch,

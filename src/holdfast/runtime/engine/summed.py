@@ -65,6 +65,7 @@ class SummedStage(SteppedStage[Reduced, float]):
         num_layers: of the whole model.
         ties: of the whole model.
         num_microbatches: micro-batches of a step, over all pipelines.
+        chunks: in how many chunks they are cut for their sum, see `holdfast.core.sum_order.SumOrder.of`.
         lr_scale: factor on the learning rate, a pure function of the step.
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
         device: where sums are made.
@@ -80,6 +81,7 @@ class SummedStage(SteppedStage[Reduced, float]):
         num_layers: int,
         ties: Sequence[Tie] = (),
         num_microbatches: int,
+        chunks: int | None = None,
         lr_scale: Callable[[int], float],
         clip_norm: float | None = None,
         device: torch.device,
@@ -89,7 +91,8 @@ class SummedStage(SteppedStage[Reduced, float]):
         self._owned = dict(owned)
         self.num_layers = num_layers
         self._groups = tie_groups(ties)
-        self._num_microbatches, self._lr_scale, self._clip_norm = num_microbatches, lr_scale, clip_norm
+        self._num_microbatches, self._chunks = num_microbatches, chunks
+        self._lr_scale, self._clip_norm = lr_scale, clip_norm
         self._device, self._more_recorded = device, more_recorded
         touching = [group for group in self._groups if any(layer in self._owned for layer in group)]
         self.reductions: tuple[ReducedLayers, ...] = (*((layer,) for layer in owned), *touching)
@@ -356,6 +359,7 @@ class SummedStage(SteppedStage[Reduced, float]):
             shapes=tuple(tuple(owned.parameters[place].shape) for place in owned.places[reduction]),
             num_microbatches=self._num_microbatches,
             record_width=self._record_width(layer) if len(reduction) == 1 else 0,
+            chunks=self._chunks,
         )
 
     def _record_width(self, layer: int) -> int:

@@ -311,9 +311,9 @@ def _warned(findings: PreflightFindings) -> Iterator[Event]:
 
 def _scheduled(findings: PreflightFindings) -> Iterator[Event]:
     planned = findings.planned
-    if planned is not None and planned.technique:
+    if planned is not None and planned.why:
         train = planned.job.train
-        yield Scheduled(technique=train.technique, in_flight=train.in_flight, why=planned.technique)
+        yield Scheduled(technique=train.technique, in_flight=train.in_flight, why=planned.why)
 
 
 def _briefing(request: RunRequest, job: Job, machine: Machine, findings: PreflightFindings) -> Briefing:

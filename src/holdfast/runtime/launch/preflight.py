@@ -5,13 +5,15 @@ All of it are pure functions. Who asks the machine, runs the probe and looks for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from holdfast.config.job import Job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile
+from holdfast.core.sum_order import better_chunks, most_held
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_accepted
@@ -78,7 +80,20 @@ def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
         )
     except HoldfastError as error:
         return PreflightFindings(errors=(error,))
-    return PreflightFindings(warnings=probed.warnings, planned=planned)
+    return PreflightFindings(warnings=(*probed.warnings, *_sums_told(request.job)), planned=planned)
+
+
+def _sums_told(job: Job) -> Iterator[str]:
+    """That workers could send less of what sums are made of, if they could."""
+    lanes, counts = tuple(map(max, job.lanes)), job.grid.batch.counts
+    if job.train.sum_chunks is not None or (better := better_chunks(counts, lanes)) is None:
+        return
+    key = "hf.steps(..., sum_chunks=" if job.loops else "train.sum_chunks: "
+    now, then = most_held(counts, lanes)[1], most_held(counts, lanes, better)[1]
+    yield (
+        f"sums: some workers send gradients in {now} parts; {key}{better}{')' * job.loops} has all send {then} "
+        "(other bits, the same on any grid)"
+    )
 
 
 def _errors(*checks: Callable[[], None]) -> tuple[HoldfastError, ...]:

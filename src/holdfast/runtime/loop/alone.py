@@ -74,6 +74,7 @@ def whole_stage(loop: Loop, turns: RunsItems) -> LoopStage:
         turns=turns,
         owned=range(len(loop.prepared.buckets)),
         num_microbatches=loop.microbatches,
+        chunks=loop.sum_chunks,
         logs=loop.logs,
     )
 

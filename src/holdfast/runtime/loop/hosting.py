@@ -29,6 +29,7 @@ class Loop:
         size: samples of an item.
         steps: how many steps there are.
         logs: names of what is logged of items.
+        sum_chunks: in how many chunks items are cut for their sum; None: see `holdfast.core.sum_order.SumOrder.of`.
     """
 
     seed: int
@@ -39,6 +40,7 @@ class Loop:
     size: int
     steps: int
     logs: tuple[str, ...] = ()
+    sum_chunks: int | None = None
 
 
 class Host(Protocol):

@@ -176,7 +176,8 @@ def _as_told(job: Job, loop: Loop) -> Job:
         grid = Grid(layout=rows, microbatch_size=size, workers_per_node=per_node)
     else:
         grid = Grid(pipelines=workers, stages=1, microbatches=base, microbatch_size=size, workers_per_node=per_node)
-    return replace_struct(job, grid=grid, train=replace_struct(job.train, steps=loop.steps, seed=loop.seed))
+    train = replace_struct(job.train, steps=loop.steps, seed=loop.seed, sum_chunks=loop.sum_chunks)
+    return replace_struct(job, grid=grid, train=train)
 
 
 def script_facts(loop: Loop) -> dict[str, Any]:

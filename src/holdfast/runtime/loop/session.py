@@ -183,6 +183,7 @@ class Session:
         prefetch: int | None = None,
         logs: Sequence[str] = (),
         time_limit: float | None = None,
+        sum_chunks: int | None = None,
     ) -> Iterator[Step]:
         """Yields the steps of the job, each an iterable of items.
 
@@ -206,6 +207,10 @@ class Session:
             prefetch: items that each of them loads ahead.
             logs: names that ``step.log`` is given.
             time_limit: seconds after which the loop ends as by `stop`; ``train.time_limit`` of a job may be shorter.
+            sum_chunks: in how many chunks of neighbours the items of a step are cut: within one their gradients are
+                added one after another, then chunks by twos. A number that divides them, on which bits depend; as many
+                as workers, where these are not 2, 4 or 8, has them send the least. None: the largest power of two that
+                divides them, up to 8.
 
         Raises:
             ConfigError: the loop cannot be carried; or it left out an item, or its backward pass.
@@ -222,7 +227,7 @@ class Session:
             prefetch=prefetch,
             seed=self._seed,
         )
-        loop = self._loop(wanted, microbatches, steps, epochs, logs)
+        loop = self._loop(wanted, microbatches, steps, epochs, logs, sum_chunks)
         turns, deadline = Turns(), min(self._host.deadline, _after(time_limit))
         with closing(Feeding(loop, self.worker)) as feeding:  # forks, so before there are threads
             stage = self._host.begin(loop, turns)
@@ -254,14 +259,20 @@ class Session:
         steps: int | None,
         epochs: float | None,
         logs: Sequence[str],
+        sum_chunks: int | None,
     ) -> Loop:
         if self._began:
             raise ConfigError("hf.steps: a script has one loop over all its steps; expected one call, with epochs=")
         if self._prepared is None:
             raise ConfigError("hf.steps: nothing was prepared; call hf.prepare(model, optimizer) first")
-        for name, value in (("microbatches", microbatches), ("steps", steps)):
+        for name, value in (("microbatches", microbatches), ("steps", steps), ("sum_chunks", sum_chunks)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"hf.steps: {name}: expected a whole number from 1, got {value!r}")
+        if sum_chunks is not None and microbatches % sum_chunks:
+            raise ConfigError(
+                f"hf.steps: sum_chunks: {sum_chunks} chunks, and a step has {microbatches} items; expected a number "
+                "that divides it"
+            )
         if isinstance(logs, str):
             raise ConfigError(f"hf.steps: logs: expected names, such as ({logs!r},), got a text")
         feed = feed_of(wanted, self._tell)
@@ -304,6 +315,7 @@ class Session:
             size=feed.num_samples,
             steps=steps,
             logs=tuple(logs),
+            sum_chunks=sum_chunks,
         )
 
     def _tell(self, text: str) -> None:

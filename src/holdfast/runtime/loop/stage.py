@@ -108,6 +108,7 @@ class LoopStage(SummedStage):
         turns: by which the loop is reached.
         owned: the buckets that are held or followed: all or none.
         num_microbatches: items of a step, over all workers.
+        chunks: in how many chunks they are cut for their sum, see `holdfast.core.sum_order.SumOrder.of`.
         logs: names of what is logged of items.
         watch: called with each item that was run, and what came of it.
         loading: entered while the data of an item are loaded, by the loop.
@@ -122,6 +123,7 @@ class LoopStage(SummedStage):
         turns: RunsItems,
         owned: Sequence[int],
         num_microbatches: int,
+        chunks: int | None = None,
         logs: tuple[str, ...] = (),
         watch: Callable[[Item, Gradients], None] = lambda item, found: None,
         loading: AbstractContextManager[None] = _NOTHING,
@@ -153,6 +155,7 @@ class LoopStage(SummedStage):
             },
             num_layers=last + 1,
             num_microbatches=num_microbatches,
+            chunks=chunks,
             lr_scale=lambda step: 1.0,
             clip_norm=prepared.clip_norm,
             device=_HOST,

@@ -48,7 +48,7 @@ class ItemTrial:
 
     def __post_init__(self) -> None:
         """The stage is there before the loop goes on."""
-        self.loop = replace(self.loop, microbatches=1)
+        self.loop = replace(self.loop, microbatches=1, sum_chunks=None)
         self.stage = whole_stage(self.loop, self)
 
     @property

@@ -115,12 +115,13 @@ class ScriptProcess(WorkerProcess):
             ConfigError: it is not the same in each process.
         """
         job = self._spec.job
-        ours = (loop.microbatches, loop.size, loop.steps, loop.seed)
-        planned = (job.global_microbatches, job.grid.microbatch_size, job.train.steps, job.train.seed)
+        train = job.train
+        ours = (loop.microbatches, loop.size, loop.steps, loop.seed, loop.sum_chunks)
+        planned = (job.global_microbatches, job.grid.microbatch_size, train.steps, train.seed, train.sum_chunks)
         if ours != planned:
             raise ConfigError(
-                f"hf.steps: microbatches, size, steps and seed are {ours} here, and were {planned} when the script was "
-                "tried; expected the same in every process"
+                f"hf.steps: microbatches, size, steps, seed and sum_chunks are {ours} here, and were {planned} when "
+                "the script was tried; expected the same in every process"
             )
         if loop.prepared.fingerprint() != self._spec.model:
             raise ConfigError(
@@ -179,6 +180,7 @@ class ScriptProcess(WorkerProcess):
             turns=self._turns,
             owned=plan.placement.layers_of(self._spec.worker) if self._spec.worker in plan.workers else (),
             num_microbatches=job.global_microbatches,
+            chunks=job.train.sum_chunks,
             logs=self._loop.logs,
             watch=self._compare,
             loading=self._monitor.loading,

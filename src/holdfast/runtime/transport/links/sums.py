@@ -100,8 +100,10 @@ class Summing:
         header = memoryview(len(self._own.parts).to_bytes(COUNT_BYTES, "little") + self._own.header)
         for other in self._others:
             self._send(other, label_of_sum(self._key, Kind.HEADER), header, more=bool(self._own.parts))
+            last = len(self._own.parts) - 1
             for number, part in enumerate(self._own.parts):
-                self._tell(other, Kind.PART, number, part if self._whole else self._share(part, other))
+                part = part if self._whole else self._share(part, other)
+                self._tell(other, Kind.PART, number, part, more=number < last)
         self._came()
 
     @property
@@ -148,8 +150,8 @@ class Summing:
     def _room(self, length: int) -> torch.Tensor:
         return self._memory(length * self._dtype.itemsize).view(self._dtype)
 
-    def _tell(self, other: WorkerId, kind: Kind, number: int, part: torch.Tensor) -> None:
-        self._send(other, label_of_sum(self._key, kind, number), bytes_of(part).data)
+    def _tell(self, other: WorkerId, kind: Kind, number: int, part: torch.Tensor, *, more: bool = False) -> None:
+        self._send(other, label_of_sum(self._key, kind, number), bytes_of(part).data, more=more)
 
     def _ask(
         self,
