@@ -81,7 +81,8 @@ def _job(real: bool, options: argparse.Namespace) -> Job:
             "model": {"kind": "gpt", **model},
             "data": {"kind": "text", "path": "stdlib"},
             "grid": grid,
-            "train": {"steps": options.steps},
+            "train": {"steps": options.steps, "technique": "1f1b"},
+            "resilience": {"strategy": "adaptive"},  # it is to come back to its place, to a grid that is as it was
         }
     )
 

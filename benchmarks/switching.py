@@ -17,7 +17,7 @@ from holdfast.config.load import parse_job
 from holdfast.control.store import DecisionStore
 from holdfast.core.faults import Fault
 from holdfast.runtime.train import Summary
-from holdfast.telemetry.events import Detected, HandingOver, StepOps, Synced, read_events
+from holdfast.telemetry.events import Agreed, Detected, HandingOver, StepOps, Synced, read_events
 from measure import Recorder, interval, print_table, progress
 from measured_run import measured_run, op_profile, step_lengths
 
@@ -74,7 +74,9 @@ def _row(summary: Summary) -> dict[str, Any]:
     if summary.unfired or len(detected) != 1 or len(handing) != 1:
         return {"error": f"{len(detected)} losses, layers were handed over {len(handing)} times"}
     follows, rerouted = handing[0], handing[0] - 1
-    began = min(event.ops[0][3] for event in steps if event.generation == rerouted and event.ops)
+    agreed = next(at for at, event in events if isinstance(event, Agreed) and event.generation == rerouted)
+    ran = (op[3] for event in steps if event.generation == rerouted for op in event.ops)
+    began = min(at for at in ran if at > agreed)  # the step is gone on with, and has operations of before, too
     with closing(DecisionStore(summary.run_dir / "control.db")) as store:
         plan = store.plans()[follows]
     return {
