@@ -2,6 +2,7 @@
 
 The same model, items and optimizer; the sides take turns within one invocation. ``--emulate`` replaces each item by a
 sleep, so that what is measured is all that is not compute; without it the processor is the limit, and its time counts.
+``--blocks`` computes a GPT, whose sums weigh more: 8 have 25 million parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WARM = 10
 def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Returns medians over the steps behind the first ones: seconds per step, and processor seconds of all workers."""
     common = [f"--workers={options.workers}", f"--steps={options.steps}", f"--microbatches={options.microbatches}"]
-    common += [f"--emulate={options.emulate}", f"--side={options.side}", f"--width={options.width}"]
+    common += [f"--{name}={getattr(options, name)}" for name in ("emulate", "side", "width", "blocks")]
     common += [f"--times={folder / 'times'}"]
     try:
         with Processes(options.limit_s, peers.environment()) as processes:
@@ -88,6 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--emulate", type=float, default=0.02, help="seconds of an item; 0 computes")
     parser.add_argument("--side", type=int, default=64, help="of the eight matrices of the model that is emulated")
     parser.add_argument("--width", type=int, default=32, help="of the model that is computed")
+    parser.add_argument("--blocks", type=int, default=0, help="of a GPT that is computed instead, of width 512")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--torchft", action="store_true", help="with torchft, installed into an environment of its own")
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
@@ -95,6 +97,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick:
         options.repetitions, options.steps = 1, 15
+    if options.blocks:
+        options.emulate = 0.0
     return options
 
 
@@ -109,7 +113,8 @@ def main() -> int:
         else:
             progress(f"torchft: {problem}")
     kind = "emulated" if options.emulate else "computed"
-    recorder = Recorder(f"data_parallel_{kind}{options.side if options.emulate else options.width}", vars(options))
+    size = f"_gpt{options.blocks}" if options.blocks else options.side if options.emulate else options.width
+    recorder = Recorder(f"data_parallel_{kind}{size}", vars(options))
     for repetition in range(options.repetitions):
         for side in sides:
             recorder.begin()

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 SIZE = 8
+TOKENS = 8  # of a sample of the GPT
 _TIMEOUT = timedelta(seconds=30)
 
 
@@ -52,8 +53,25 @@ class Emulated(nn.Module):
         return output
 
 
+class Gpt(nn.Module):
+    """Blocks of width 512, with 3.15 million parameters each; they tell which of 256 tokens a sequence stands for."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, 512)
+        block = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
+        self.head = nn.Linear(512, 256)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.head(self.blocks(self.embed(inputs)).mean(dim=1))
+        return output
+
+
 def build(options: argparse.Namespace) -> tuple[nn.Module, TensorDataset]:
     torch.manual_seed(0)
+    if options.blocks:
+        return Gpt(options.blocks), TensorDataset(torch.randint(256, (4096, TOKENS)), torch.randint(256, (4096,)))
     data = TensorDataset(torch.randn(4096, 1, 16, 16), torch.randint(10, (4096,)))
     if options.emulate:
         return Emulated(options.emulate, options.side), data
@@ -185,6 +203,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--emulate", type=float, default=0.0)
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=0, help="of a GPT, in place of other models")
     parser.add_argument("--side", type=int, default=64, help="of the matrices of the model that is emulated")
     parser.add_argument("--store", default="")
     parser.add_argument("--times", default="", help="where to tell them; nowhere unless told")

@@ -1,9 +1,10 @@
-"""What a failure costs a user's own loop under ``holdfast run``, in three parts; each item is emulated by a sleep.
+"""What a failure costs a user's own loop under ``holdfast run``, in four parts; each item is emulated by a sleep.
 
 ``kill``: the step in which a worker is killed, half-way through its items or at a moment that nobody chose, next to
 those before it. ``strategies``: the same with lossy strategies, where some of the step's sums are there already.
 ``epoch``: against going back to a checkpoint at the end of the last epoch, for which the whole run is killed and the
-same command is started again at once; what was lost is really run again.
+same command is started again at once; what was lost is really run again. ``sums``: what workers send for the sums of a
+step behind the loss, by what they sent before; bytes, which are the same each time.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from measured_run import measured_run
 from remainder import Killer, struck
 
 SCRIPT = Path(__file__).with_name("data_parallel_worker.py")
-PARTS = ("kill", "strategies", "epoch")
+PARTS = ("kill", "strategies", "epoch", "sums")
 POINTS = ("backward", "any moment")
 LOSSY = ("lossy-forward", "rollback", "skip")
 PERCENTS = (25, 50, 75)
+SIZES = ((3, 6), (4, 6), (4, 8), (5, 8), (8, 6))  # workers, items of each
 RESTART, EXACT, LOSSY_FORWARD = "checkpoint-restart", "exact", "lossy-forward"
-KILL_TARGET_S, LOSSY_TARGET_S, SHARE_TARGET = 0.150, 0.100, 0.01
+KILL_TARGET_S, LOSSY_TARGET_S, SHARE_TARGET, SUMS_TARGET = 0.150, 0.100, 0.01, 1.5
 _MOMENTS = (0.05, 0.95)
 _LOOK_S = 0.005
 _RUN_S = 5.0
@@ -52,7 +54,7 @@ _RUN_S = 5.0
 def main() -> int:
     """Runs the parts; returns 1 if any run failed."""
     options = _options()
-    by = {"kill": run_kills, "strategies": run_strategies, "epoch": run_epochs}
+    by = {"kill": run_kills, "strategies": run_strategies, "epoch": run_epochs, "sums": run_sums}
     failed = [row for part in options.parts for row in by[part](options) if row["error"]]
     for row in failed:
         print(f"PROBLEM {row['error']}")
@@ -254,6 +256,50 @@ def _show_kills(summary: dict[str, Any]) -> None:
     ]
     title = "a step in which a worker is killed, and by how much it takes longer, in ms: median [95 % interval]"
     print_table(title, [*header, "target", "verdict"], rows)
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def run_sums(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Jobs of several sizes lose a worker; returns the rows."""
+    recorder = Recorder("loop_recovery_sums", vars(options))
+    countdown = Countdown(len(SIZES), _RUN_S)
+    countdown.announce()
+    for workers, items in SIZES:
+        own = argparse.Namespace(**{**vars(options), "workers": workers, "items": items, "kill_step": 2})
+        recorder.begin()
+        faults = [Fault.parse("kill:1.0@2:backward")]
+        found = measured_run(_job(own), partial(_sums_row, own), limit_s=options.limit_s, faults=faults)
+        row = recorder.add(workers=workers, items=items, **found)
+        countdown.next(f"{workers} workers, {items} items: {row['error'] or format(row['mean'], '.2f')}")
+    good = [row for row in recorder.rows if not row["error"]]
+    cells = [
+        [row["workers"], row["items"], f"{row['mean']:.2f}", f"{row['most']:.2f}", f"<= {SUMS_TARGET}"] for row in good
+    ]
+    title = "bytes of a worker for the sums of a step behind a loss, by those before it"
+    print_table(title, ["workers", "items of each", "mean", "most of any", "target"], cells)
+    recorder.write({f"{row['workers']}x{row['items']}": {"mean": row["mean"], "most": row["most"]} for row in good})
+    return recorder.rows
+
+
+def _sums_row(options: argparse.Namespace, summary: Summary) -> dict[str, Any]:
+    problem = _only(summary.report, summary.unfired)
+    if problem is not None:
+        return {"error": problem}
+    sent: dict[int, list[int]] = {}
+    for _, event in read_events(summary.run_dir / "events.jsonl"):
+        if isinstance(event, StepOps) and event.whole:
+            sent.setdefault(event.step, []).append(event.sent_sums)
+    before, after = sent[options.kill_step - 1], sent[options.kill_step + 2]
+    usual = statistics.mean(before)
+    return {
+        "error": None,
+        "sent_before": before,
+        "sent_after": after,
+        "mean": statistics.mean(after) / usual,
+        "most": max(after) / usual,
+    }
 
 
 # --- strategies -------------------------------------------------------------------------------------------------------

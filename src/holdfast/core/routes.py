@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, islice, pairwise, repeat
 from math import lcm
 
 from holdfast.core.ids import Batch, Interval, MicroBatch, WorkerId, intervals
@@ -160,7 +160,9 @@ def reroute(placement: Placement, routes: Routes, failed: Iterable[WorkerId]) ->
     """Returns the routes around failed workers: others that hold the layers, or parts of them, are visited instead.
 
     Where all living owners of its layers hold just these, each visit to a failed worker goes to the least-loaded of
-    them, ties in turn, so that the loads of the peers of a stage end up differing by at most one. Elsewhere owners take
+    them, ties in turn, so that the loads of the peers of a stage end up differing by at most one. Where micro-batches
+    visit one worker only, each peer gets as many, but neighbours, whose gradients add up to fewer parts (see
+    :mod:`holdfast.core.sum_order`); in pipelines they would come to it too early or too late. Elsewhere owners take
     parts of the layers, one micro-batch after another, each time those whose highest load is lowest. Should one worker
     be needed for two parts of one micro-batch, that is led anew, from each layer on to the owner that reaches furthest.
     Where each holds one range that always ends: a worker that has been visited holds none of the layers that are left.
@@ -219,30 +221,49 @@ def _to_peers(placement: Placement, routes: Routes, gone: frozenset[WorkerId]) -
             if visit.worker in gone:
                 strays[visit.layers].append((route.microbatch, visit.worker))
     whole = placement.single_ranges
+    share = _share_in_runs if all(len(route.visits) == 1 for route in routes.routes) else _share_by_turns
     stand_ins: _StandIns = {}
     for turn, (layers, visits) in enumerate(sorted(strays.items(), key=lambda each: each[0])):
         owners = [w for w, held in placement.ranges if held.meets(layers) and w not in gone]
         if all(whole.get(w) == layers for w in owners):
             peers = [(loads[w], w) for w in owners]
             turn %= len(peers)
-            stand_ins |= _share(visits, peers[turn:] + peers[:turn])
+            stand_ins |= share(visits, peers[turn:] + peers[:turn])
     return tuple(_detour(route, gone, stand_ins) for route in routes.routes)
 
 
-def _share(visits: list[tuple[MicroBatch, WorkerId]], peers: list[tuple[int, WorkerId]]) -> _StandIns:
+def _share_by_turns(visits: list[tuple[MicroBatch, WorkerId]], peers: list[tuple[int, WorkerId]]) -> _StandIns:
     """Gives each visit to the least-loaded peer; equal ones take turns in the order given.
 
     Args:
         visits: the visits to failed workers that hold the same layers.
         peers: the load and the name of the living workers that hold these layers.
     """
+    by_index = sorted(visits, key=lambda visit: (visit[0].index, visit[0].pipeline))
+    return dict(zip(by_index, _least_loaded(peers), strict=False))
+
+
+def _share_in_runs(visits: list[tuple[MicroBatch, WorkerId]], peers: list[tuple[int, WorkerId]]) -> _StandIns:
+    """Gives each peer as many visits as by turns, but a run of neighbours.
+
+    The first run goes to the worker before the first of the failed, whose own visits end where it begins, and so on
+    backwards and around, so that the last one goes to the worker behind.
+    """
+    first = min(worker for _, worker in visits)
+    backwards = sorted(peers, key=lambda peer: (peer[1] < first, peer[1]), reverse=True)
+    counts = Counter(islice(_least_loaded(backwards), len(visits)))
+    runs = chain.from_iterable(repeat(peer, counts[peer]) for _, peer in backwards)
+    return dict(zip(sorted(visits), runs, strict=True))
+
+
+def _least_loaded(peers: list[tuple[int, WorkerId]]) -> Iterator[WorkerId]:
+    """Yields, without end, the least-loaded peer, which takes one more; equal ones take turns in the order given."""
     heap = [(load, turn, peer) for turn, (load, peer) in enumerate(peers)]
     heapify(heap)
-    shares: _StandIns = {}
-    for visit in sorted(visits, key=lambda visit: (visit[0].index, visit[0].pipeline)):
-        load, turn, shares[visit] = heap[0]
-        heapreplace(heap, (load + 1, turn, shares[visit]))
-    return shares
+    while True:
+        load, turn, peer = heap[0]
+        yield peer
+        heapreplace(heap, (load + 1, turn, peer))
 
 
 def _detour(route: Route, gone: frozenset[WorkerId], stand_ins: _StandIns) -> Route:

@@ -180,16 +180,21 @@ def most_held(counts: Sequence[int], lanes: Sequence[int] = (), chunks: int | No
     return max(most), max(last)
 
 
-def better_chunks(counts: Sequence[int], lanes: Sequence[int] = ()) -> int | None:
+def better_chunks(counts: Sequence[int], lanes: Sequence[int] = ()) -> tuple[int, int, int] | None:
     """Returns in how many chunks micro-batches are best cut for these workers; None: as where nobody says it.
 
     That is where they hold fewest parts at last, and of such numbers where they hold fewest at any time.
+
+    Returns:
+        How many chunks; how many parts a worker holds at last, as it is and then.
     """
-
-    def held(chunks: int | None) -> tuple[int, int]:
-        most, last = most_held(counts, lanes, chunks)
-        return last, most
-
+    _, usual = most_held(counts, lanes)
+    if usual == 1:
+        return None
     total = sum(counts)
-    best = min((each for each in range(1, total + 1) if total % each == 0), key=held)
-    return best if held(best)[0] < held(None)[0] else None
+    found = []
+    for chunks in (each for each in range(1, total + 1) if total % each == 0):
+        most, last = most_held(counts, lanes, chunks)
+        found.append((last, most, chunks))
+    last, _, chunks = min(found)
+    return (chunks, usual, last) if last < usual else None

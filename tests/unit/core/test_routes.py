@@ -5,6 +5,7 @@ import pytest
 from holdfast.core.ids import Batch, WorkerId
 from holdfast.core.placement import LayerRange, Placement, home_placement, regular_placement, split_evenly
 from holdfast.core.routes import Route, Routes, Visit, home_routes, reroute
+from holdfast.core.sum_order import SumOrder
 from holdfast.errors import ConfigError, StateUnavailable
 
 GRID = regular_placement(3, split_evenly(4, 4))
@@ -44,6 +45,33 @@ def test_remainders_of_different_stages_go_to_different_pipelines():
     home = home_routes(grid, Batch((1,) * 3))
     routes = reroute(grid, home, [WorkerId(2, 0), WorkerId(2, 1)])
     assert routes.of(Batch((1, 1, 1)).named(2, 0)).workers == (WorkerId(0, 0), WorkerId(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("lost", "shares"),
+    [
+        ((0,), {2: [(0, 0), (0, 1)], 1: [(0, 2), (0, 3)]}),
+        ((1,), {0: [(1, 0), (1, 1)], 2: [(1, 2), (1, 3)]}),
+        ((2,), {1: [(2, 0), (2, 1)], 0: [(2, 2), (2, 3)]}),
+        ((0, 1), {2: [(pipeline, index) for pipeline in (0, 1) for index in range(4)]}),
+    ],
+)
+def test_without_stages_each_peer_takes_neighbours_the_one_before_the_lost_the_first(lost, shares):
+    placement = regular_placement(3, split_evenly(1, 1))
+    home = home_routes(placement, Batch((4, 4, 4)))
+    routes = reroute(placement, home, [WorkerId(pipeline, 0) for pipeline in lost])
+    for peer, expected in shares.items():
+        taken = routes.through(WorkerId(peer, 0))
+        assert [mb for mb in taken if mb.pipeline != peer] == [home.batch.named(*each) for each in expected]
+
+
+def test_who_takes_neighbours_sends_fewer_parts_of_a_sum():
+    placement, order = regular_placement(3, split_evenly(1, 1)), SumOrder.of(18, 6)
+    home = home_routes(placement, Batch((6, 6, 6)))
+    routes = reroute(placement, home, [WorkerId(1, 0)])
+    for worker in (WorkerId(0, 0), WorkerId(2, 0)):
+        numbers = [home.microbatches.index(mb) for mb in routes.through(worker)]
+        assert order.held(numbers)[1] == 2, "one at a time it would be 4"
 
 
 def test_the_order_of_failures_does_not_matter():

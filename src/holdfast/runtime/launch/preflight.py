@@ -13,7 +13,7 @@ from holdfast.config.job import Job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile
-from holdfast.core.sum_order import better_chunks, most_held
+from holdfast.core.sum_order import better_chunks
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_accepted
@@ -85,13 +85,15 @@ def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
 
 def _sums_told(job: Job) -> Iterator[str]:
     """That workers could send less of what sums are made of, if they could."""
-    lanes, counts = tuple(map(max, job.lanes)), job.grid.batch.counts
-    if job.train.sum_chunks is not None or (better := better_chunks(counts, lanes)) is None:
+    if job.train.sum_chunks is not None:
         return
+    found = better_chunks(job.grid.batch.counts, tuple(map(max, job.lanes)))
+    if found is None:
+        return
+    chunks, now, then = found
     key = "hf.steps(..., sum_chunks=" if job.loops else "train.sum_chunks: "
-    now, then = most_held(counts, lanes)[1], most_held(counts, lanes, better)[1]
     yield (
-        f"sums: some workers send gradients in {now} parts; {key}{better}{')' * job.loops} has all send {then} "
+        f"sums: some workers send gradients in {now} parts; {key}{chunks}{')' * job.loops} has all send {then} "
         "(other bits, the same on any grid)"
     )
 
