@@ -4,7 +4,7 @@
 those before it. ``strategies``: the same with lossy strategies, where some of the step's sums are there already.
 ``epoch``: against going back to a checkpoint at the end of the last epoch, for which the whole run is killed and the
 same command is started again at once; what was lost is really run again. ``sums``: what workers send for the sums of a
-step behind the loss, by what they sent before; bytes, which are the same each time.
+step behind the loss, by what they sent before; bytes, which are the same each time, of 2 MB of weights.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def run_sums(options: argparse.Namespace) -> list[dict[str, Any]]:
     countdown = Countdown(len(SIZES), _RUN_S)
     countdown.announce()
     for workers, items in SIZES:
-        own = argparse.Namespace(**{**vars(options), "workers": workers, "items": items, "kill_step": 2})
+        own = argparse.Namespace(**{**vars(options), "workers": workers, "items": items, "side": 256, "kill_step": 2})
         recorder.begin()
         faults = [Fault.parse("kill:1.0@2:backward")]
         found = measured_run(_job(own), partial(_sums_row, own), limit_s=options.limit_s, faults=faults)
@@ -275,7 +275,8 @@ def run_sums(options: argparse.Namespace) -> list[dict[str, Any]]:
         countdown.next(f"{workers} workers, {items} items: {row['error'] or format(row['mean'], '.2f')}")
     good = [row for row in recorder.rows if not row["error"]]
     cells = [
-        [row["workers"], row["items"], f"{row['mean']:.2f}", f"{row['most']:.2f}", f"<= {SUMS_TARGET}"] for row in good
+        [f"{row['workers']}", f"{row['items']}", f"{row['mean']:.2f}", f"{row['most']:.2f}", f"<= {SUMS_TARGET}"]
+        for row in good
     ]
     title = "bytes of a worker for the sums of a step behind a loss, by those before it"
     print_table(title, ["workers", "items of each", "mean", "most of any", "target"], cells)
