@@ -26,6 +26,7 @@ TARGETS: dict[str, dict[str, float | None]] = {
     "computed": {"fast": 1.00, "exact": None},
 }
 _WARM = 10
+_USUAL_ITEM_S = 0.02
 
 
 def run_side(side: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=6, help="of each worker in a step")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--emulate", type=float, default=0.02, help="seconds of an item; 0 computes")
+    parser.add_argument("--emulate", type=float, default=_USUAL_ITEM_S, help="seconds of an item; 0 computes")
     parser.add_argument("--side", type=int, default=64, help="of the eight matrices of the model that is emulated")
     parser.add_argument("--width", type=int, default=32, help="of the model that is computed")
     parser.add_argument("--blocks", type=int, default=0, help="of a GPT that is computed instead, of width 512")
@@ -113,7 +114,9 @@ def main() -> int:
         else:
             progress(f"torchft: {problem}")
     kind = "emulated" if options.emulate else "computed"
-    size = f"_gpt{options.blocks}" if options.blocks else options.side if options.emulate else options.width
+    size = f"_gpt{options.blocks}" if options.blocks else str(options.side if options.emulate else options.width)
+    if options.emulate and options.emulate != _USUAL_ITEM_S:
+        size += f"_{round(options.emulate * 1e3)}ms"
     recorder = Recorder(f"data_parallel_{kind}{size}", vars(options))
     for repetition in range(options.repetitions):
         for side in sides:

@@ -430,7 +430,7 @@ def test_bytes_that_change_their_order_are_not_taken(links):
     def change(data):
         seen.extend(data)
         begin_at = HELLO_BYTES + PROOF_BYTES + HEADER_BYTES
-        chunk = HEADER_BYTES + (256 << 10)
+        chunk = HEADER_BYTES + (1 << 20)
         if len(seen) <= begin_at:
             return data
         if len(seen) < begin_at + 2 * chunk:
@@ -440,8 +440,8 @@ def test_bytes_that_change_their_order_are_not_taken(links):
 
     with listened_to(links, change) as (a, b, _line):
         build([a, b], 1)
-        b.do("post", "in", key(), A, "int64", (100_000,))
-        a.do("send", key(), B, "int64", list(range(100_000)))
+        b.do("post", "in", key(), A, "int64", (400_000,))
+        a.do("send", key(), B, "int64", list(range(400_000)))
         error = b.call("wait", "in").error()
         assert isinstance(error, PeerLost)
         assert "chunk 2 where 1 was to come" in str(error)
@@ -523,11 +523,11 @@ def test_draining_tells_what_was_lost(stopped, links):
         Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 8, 0, 9),
         Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 1 << 60, 0, 8),
         Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 16, 8, 8),
-        Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 1 << 20, 0, 1 << 20),
+        Chunk(Label(1, 0, Kind.ACTIVATION, 0, 1), 2 << 20, 0, 2 << 20),
         Chunk(Label(2, 0, Kind.ACTIVATION, 0, 1), 8, 0, 8),
         Chunk(Label(1, 0, Kind.ENTER), 8, 0, 8),
         Chunk(Label(1, 0, Kind.ASK), 300, 0, 300),
-        Chunk(Label(1, 0, Kind.SLICE), 1 << 20, 0, 256 << 10),
+        Chunk(Label(1, 0, Kind.SLICE), 1 << 20, 0, 1 << 20),
     ],
     ids=[
         "more than announced",

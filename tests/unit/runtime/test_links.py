@@ -71,7 +71,7 @@ def test_labels_tell_messages_and_sums_apart():
 
 
 def test_a_long_message_goes_in_chunks():
-    outbox, body = Outbox(), bytes(range(256)) * 3000
+    outbox, body = Outbox(), bytes(range(256)) * 10_000
     outbox.put(label(), memoryview(body))
     found = chunks(outbox)
     assert [chunk.size for chunk, _ in found] == [CHUNK_BYTES, CHUNK_BYTES, len(body) - 2 * CHUNK_BYTES]

@@ -10,8 +10,8 @@ import pytest
 from tests.waiting import LIMIT_S
 
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.transport.links.slices import NotGiven, Slices
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, BadFrame, Chunk, Kind, Label
+from holdfast.runtime.transport.links.slices import SLICE_BYTES, NotGiven, Slices
+from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 
@@ -73,7 +73,7 @@ def slice_label(number=0):
 
 
 def test_what_is_kept_is_read_one_slice_after_another(wire, reading):
-    data = bytes(range(256)) * (5 * CHUNK_BYTES // 256) + b"end"
+    data = bytes(range(256)) * (5 * SLICE_BYTES // 256) + b"end"
     wire.workers[B].keep("key", {7: data})
     _, result = reading(len(data))
     wire.wait_for(1)
@@ -115,10 +115,10 @@ def test_what_is_not_there_is_answered_with_nothing(wire, ask):
 
 
 def test_a_slice_is_never_longer_than_a_chunk(wire):
-    wire.workers[B].keep("key", {7: bytes(CHUNK_BYTES + 1)})
-    for size in (CHUNK_BYTES, CHUNK_BYTES + 1):
+    wire.workers[B].keep("key", {7: bytes(SLICE_BYTES + 1)})
+    for size in (SLICE_BYTES, SLICE_BYTES + 1):
         wire.bring(A, B, Label(3, 0, Kind.ASK), msgspec.msgpack.encode(("key", 7, 0, size)))
-    assert [len(body) for *_, body in wire.said] == [CHUNK_BYTES, 0]
+    assert [len(body) for *_, body in wire.said] == [SLICE_BYTES, 0]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_senseless_question_is_none(wire, body):
     "chunk",
     [
         Chunk(Label(3, 0, Kind.ASK), 257, 0, 257),
-        Chunk(slice_label(), CHUNK_BYTES + 1, 0, CHUNK_BYTES),
+        Chunk(slice_label(), SLICE_BYTES + 1, 0, SLICE_BYTES + 1),
         Chunk(slice_label(), 10, 5, 5),
     ],
     ids=["a long question", "a long slice", "the end of a slice"],
@@ -184,9 +184,9 @@ def test_what_was_given_up_has_no_place(wire, reading):
 
 
 def test_who_gives_nothing_for_too_long_is_left(wire, reading):
-    _, result = reading(2 * CHUNK_BYTES, timeout_s=0.05)
+    _, result = reading(2 * SLICE_BYTES, timeout_s=0.05)
     wire.wait_for(1)
-    wire.bring(B, A, slice_label(wire.said[0][2].place), bytes(CHUNK_BYTES))
+    wire.bring(B, A, slice_label(wire.said[0][2].place), bytes(SLICE_BYTES))
     assert str(result.exception(LIMIT_S)) == "gave nothing for 0.05 s"
 
 

@@ -18,12 +18,12 @@ import torch
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.runtime.transport.links.inbox import Incoming
-from holdfast.runtime.transport.links.wire import CHUNK_BYTES, BadFrame, Chunk, Kind, Label
+from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
 
-__all__ = ["NotGiven", "Slices", "SliceSource"]
+__all__ = ["SLICE_BYTES", "NotGiven", "SliceSource", "Slices"]
 
-_SLICE_BYTES = CHUNK_BYTES
-"""The longest slice: one chunk."""
+SLICE_BYTES = 256 << 10
+"""The longest slice: one chunk, and a short one, as what is more urgent waits for it."""
 _ASK_BYTES = 256
 _NOTHING = memoryview(b"")
 
@@ -109,7 +109,7 @@ class Slices:
             BadFrame: it is neither.
         """
         label = chunk.label
-        if chunk.offset or chunk.total > (_ASK_BYTES if label.kind is Kind.ASK else _SLICE_BYTES):
+        if chunk.offset or chunk.total > (_ASK_BYTES if label.kind is Kind.ASK else SLICE_BYTES):
             raise BadFrame(f"{label} of {chunk.total} bytes")
         if label.kind is Kind.ASK:
             question = torch.empty(chunk.total, dtype=torch.uint8)
@@ -140,7 +140,7 @@ class Slices:
         """Nothing, if there is no such slice."""
         with self._lock:
             data = self._kept.get(ask.key, {}).get(ask.part, b"")
-        if min(ask.offset, ask.size) < 0 or ask.offset + ask.size > len(data) or ask.size > _SLICE_BYTES:
+        if min(ask.offset, ask.size) < 0 or ask.offset + ask.size > len(data) or ask.size > SLICE_BYTES:
             return _NOTHING
         return memoryview(data)[ask.offset : ask.offset + ask.size]
 
@@ -204,7 +204,7 @@ class SliceSource:
 
     def _ask(self) -> None:
         """Asks for the next slice; without one, all are there."""
-        begin, self._asked = self._asked, min(self._asked + _SLICE_BYTES, self._data.numel())
+        begin, self._asked = self._asked, min(self._asked + SLICE_BYTES, self._data.numel())
         if begin < self._asked:
             self._slices.ask(self, self._part, self._offset + begin, self._data[begin : self._asked])
         else:

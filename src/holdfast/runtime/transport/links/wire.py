@@ -28,7 +28,7 @@ __all__ = [
     "label_of_sum",
 ]
 
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 1 << 20
 """The longest part of a message that is sent at a stretch: what is more urgent waits for no more than that."""
 _HEADER = struct.Struct("<qqBxxxiQQQII")
 HEADER_BYTES = _HEADER.size
