@@ -269,7 +269,7 @@ def run_sums(options: argparse.Namespace) -> list[dict[str, Any]]:
     for workers, items in SIZES:
         own = argparse.Namespace(**{**vars(options), "workers": workers, "items": items, "side": 256, "kill_step": 2})
         recorder.begin()
-        faults = [Fault.parse("kill:1.0@2:backward")]
+        faults = [Fault.parse(f"kill:1.0@{own.kill_step}:backward")]
         found = measured_run(_job(own), partial(_sums_row, own), limit_s=options.limit_s, faults=faults)
         row = recorder.add(workers=workers, items=items, **found)
         countdown.next(f"{workers} workers, {items} items: {row['error'] or format(row['mean'], '.2f')}")

@@ -27,6 +27,7 @@ from measure import Recorder, interval, print_table, progress
 from measured_run import measured_run, op_profile, step_lengths
 from remainder import Killer, struck
 
+_OP_MS = 5.0
 WAYS = ("checkpoint", "replay", "parallel")
 _ADAMW = {"kind": "adamw", "lr": 1e-3}
 MODELS = {
@@ -54,7 +55,7 @@ def main() -> int:
     options = _options()
     if options.models:
         return _replay_models(options)
-    recorder = Recorder("replays", vars(options))
+    recorder = Recorder("replays" if options.op_ms == _OP_MS else f"replays_{options.op_ms:g}ms", vars(options))
     cells = list(product(options.microbatches, WAYS))
     for repetition in range(options.repetitions):
         for microbatches, way in cells:
@@ -73,7 +74,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--stages", type=int, default=16)
     parser.add_argument("--microbatches", nargs="+", type=int, default=[32, 16])
-    parser.add_argument("--op-ms", type=float, default=5.0, help="length of every emulated F, I and W")
+    parser.add_argument("--op-ms", type=float, default=_OP_MS, help="length of every emulated F, I and W")
     parser.add_argument("--checkpoint-step", type=int, default=20)
     parser.add_argument("--kill-step", type=int, default=30)
     parser.add_argument("--stage", type=int, default=8, help="whose worker is killed")

@@ -87,11 +87,17 @@ CASES = (
         name="auto", grid="4x2", keys={"resilience.strategy": "auto", "resilience.failure_every_s": 11.0}, victims=_FIVE
     ),
     Case(name="both", grid="4x2", keys={**_OOBLECK, "train.technique": "staggered"}, victims=_FIVE),
-    Case(name="replication", grid="2x4", keys={}, victims=("1.2", "0.0", "1.1", "0.3", "1.0")),
+    Case(
+        name="replication",
+        grid="2x4",
+        keys={"resilience.strategy": "adaptive"},
+        victims=("1.2", "0.0", "1.1", "0.3", "1.0"),
+    ),
     Case(
         name="logging",
         grid="1x8",
         keys={
+            "resilience.strategy": "adaptive",
             "logging.use": "on",
             "checkpoint.every": 5,
             "grid.microbatches": 8,
