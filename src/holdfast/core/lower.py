@@ -58,8 +58,9 @@ def lower_step(step: StepPlan) -> WorkerProgram:
     Behind the operations come the sums that others hold, those that are made, and the verdict: along every route that
     adds a worker, first those of micro-batches ``p.0``, a vote travels from the last worker to the first, where
     backward ends, and the verdict back; a listener, which no route visits, has a chain of its own under a name beyond
-    all micro-batches: a route, and it before the first worker. Last come the optimizer steps, in ascending order of
-    layers. Everywhere all workers go through common reductions and chains in the same order, so these cannot deadlock.
+    all micro-batches: a route, and it behind the worker that runs the last of its layers. Last come the optimizer
+    steps, in ascending order of layers. Everywhere all workers go through common reductions and chains in the same
+    order, so these cannot deadlock.
 
     In the staggered form the verdict on a step rides on the next one, the other way round: a chain's vote goes from
     worker to worker right before the activation of the micro-batch whose route it follows, its verdict right before the
@@ -111,7 +112,7 @@ def _operations(step: StepPlan, chains: tuple[Chain, ...]) -> Iterator[Instructi
 def _rides(step: StepPlan, chains: tuple[Chain, ...]) -> tuple[dict[MicroBatch, list[Chain]], list[Chain]]:
     """The chains that ride on each micro-batch that is run here; and those of a listener, which runs none.
 
-    It sends its vote at once, and waits for the verdict.
+    It passes the vote on as soon as it comes, and waits for the verdict.
     """
     run = {piece.op.microbatch for piece in step.pieces}
     before: dict[MicroBatch, list[Chain]] = {}

@@ -99,7 +99,7 @@ class Chain:
 
     Attributes:
         name: unique among the chains.
-        rides: the micro-batch whose route it follows, but for a listener before it.
+        rides: the micro-batch whose route it follows, but for a listener between.
         workers: the way of the vote; the verdict comes back.
     """
 

@@ -132,15 +132,18 @@ def _chains(plan: Plan) -> tuple[Chain, ...]:
     """The routes that the verdict takes: by index and pipeline, those that add a worker; then one per listener.
 
     Only a worker that computes nothing is visited by none. One that computes must ride on a micro-batch of its own: it
-    could not wait for another's before all that it runs without making others wait.
+    could not wait for another's before all that it runs without making others wait. A listener stands behind whoever
+    runs the last of its layers, as it can vote no sooner; in the staggered form all before it would wait for that.
     """
-    chains = [Chain(route.microbatch, route.microbatch, route.workers) for route in plan.routes.covering]
+    routes = plan.routes.covering
+    chains = [Chain(route.microbatch, route.microbatch, route.workers) for route in routes]
     covered = {worker for chain in chains for worker in chain.workers}
     listeners = [worker for worker in plan.workers if worker not in covered]
     if listeners and not chains:
         raise InvalidSchedule("the worker listens, and nobody computes: no verdict", worker=str(listeners[0]))
     beyond = 1 + max((route.microbatch.index for route in plan.routes.routes), default=-1)
-    for worker, along in zip(listeners, cycle(tuple(chains)), strict=False):
-        name = beside(worker.pipeline, beyond + worker.stage)
-        chains.append(Chain(name, along.rides, (worker, *along.workers)))
+    for worker, along in zip(listeners, cycle(routes), strict=False):
+        name, last = beside(worker.pipeline, beyond + worker.stage), plan.placement.layers_of(worker)[-1]
+        behind = 1 + next(at for at, visit in enumerate(along.visits) if last in visit.layers.indices)
+        chains.append(Chain(name, along.microbatch, (*along.workers[:behind], worker, *along.workers[behind:])))
     return tuple(chains)

@@ -174,17 +174,26 @@ def test_where_nobody_computes_there_is_no_verdict():
         lower(odd)
 
 
-@pytest.mark.parametrize("layers", [LayerRange(1, 2), LayerRange(0, 2)], ids=["of a peer", "of nobody else"])
-def test_a_listener_stands_before_the_first_worker_of_a_route(layers):
+@pytest.mark.parametrize(
+    ("layers", "verdict", "riding"),
+    [
+        (LayerRange(0, 1), "RECV_VOTE1.2<0.1 SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0 SEND_VERDICT1.2>0.1", "0.0 0.1"),
+        (LayerRange(1, 2), "SEND_VOTE1.2>0.1 RECV_VERDICT1.2<0.1", "0.1"),
+        (LayerRange(0, 2), "SEND_VOTE1.2>0.1 RECV_VERDICT1.2<0.1", "0.1"),
+    ],
+    ids=["of the first", "of the last", "of both"],
+)
+def test_a_listener_stands_behind_whoever_runs_the_last_of_its_layers(layers, verdict, riding):
     plan = with_listeners(regular_plan(1, split_evenly(2, 2), 1), [(WorkerId(1, 1), layers)])
     programs = {str(p.worker): p for p in lower(plan)}
-    texts = {worker: printed(program.instructions) for worker, program in programs.items()}
     reduced = " ".join(f"{word}_L{layer}" for word in ("REDUCE", "SUM") for layer in reversed(layers.indices))
-    contributes = reduced.partition(" SUM")[0]
     stepped = " ".join(f"STEP_L{layer}" for layer in layers.indices)
-    assert texts["1.1"] == f"{reduced} RECV_VOTE1.2<0.0 SEND_VERDICT1.2>0.0 {stepped}"
-    assert "RECV_VOTE0.0<0.1 RECV_VOTE1.2<0.1 SEND_VOTE1.2>1.1" in texts["0.0"]
-    assert printed(programs["1.1"].riding) == f"SEND_VOTE1.2>0.0 RECV_VERDICT1.2<0.0 {contributes}"
+    assert printed(programs["1.1"].instructions) == f"{reduced} {verdict} {stepped}"
+    before, *after = riding.split()
+    votes = " ".join([f"RECV_VOTE1.2<{before}", *(f"SEND_VOTE1.2>{each}" for each in after)])
+    verdicts = " ".join([*(f"RECV_VERDICT1.2<{each}" for each in after), f"SEND_VERDICT1.2>{before}"])
+    assert printed(programs["1.1"].riding) == f"{votes} {verdicts} {reduced.partition(' SUM')[0]}"
+    assert "RECV_VOTE" not in printed(programs["0.0"].riding), "nobody before it waits for its vote"
     validate(plan)
 
 
@@ -192,7 +201,7 @@ def test_listeners_are_spread_over_the_routes():
     plan = regular_plan(2, split_evenly(2, 2), 1)
     plan = with_listeners(plan, [(WorkerId(2, stage), layers) for stage, layers in enumerate(split_evenly(2, 2))])
     riding = {str(p.worker): printed(p.riding) for p in lower(plan)}
-    assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("SEND_VOTE2.1>0.0", "SEND_VOTE2.2>1.0")
+    assert (riding["2.0"].split()[0], riding["2.1"].split()[0]) == ("RECV_VOTE2.1<0.0", "RECV_VOTE2.2<1.1")
     validate(plan)
 
 
