@@ -25,6 +25,7 @@ from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.summing import Contribution, Total, plain
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.transport.links.transport import LinkTransport
@@ -104,14 +105,15 @@ def _relay(
     found: queue.SimpleQueue[tuple[WorkerId, Any]],
 ) -> None:
     """Passes addresses on, as the coordinator does."""
-    pids = dict.fromkeys(pipes, 0)
+    node = NodeId(name="here", nonce=16 * "0")
+    processes = {each: Process(node, 0, f"{number:016x}") for number, each in enumerate(sorted(pipes))}
     while True:
         kind, *given = pipes[worker].recv()
         if kind == "here":
             with telling:
-                directory.heard(Hello(worker=worker, pid=0, here=given[0]))
+                directory.heard(Hello(worker=worker, process=processes[worker], here=given[0]))
                 for target, its in pipes.items():
-                    if (news := directory.news_for(target, pids)) is not None:
+                    if (news := directory.news_for(target, processes)) is not None:
                         its.send(news.peers)
         else:
             found.put((worker, given[0]))

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.elsewhere import Elsewhere
 from tests.memory_transport import MemoryHub, MemoryTransport
+from tests.processes import process_of
 from tests.waiting import LIMIT_S
 
 import holdfast.errors
@@ -126,7 +127,7 @@ class LinkCluster:
         self._processes = {}
         self.peers = {}
         self.here_now = {}
-        self.pids = {}
+        self.processes = {}
         self.told = {}
         """worker -> what it was told of each of the others."""
         self.via = {}
@@ -164,21 +165,21 @@ class LinkCluster:
 
     def _here(self, worker, pid, here):
         with self._telling:
-            self._directory.heard(Hello(worker=worker, pid=pid, here=here))
-            self.here_now[worker], self.pids[worker] = here, pid
+            self._directory.heard(Hello(worker=worker, process=process_of(worker, pid), here=here))
+            self.here_now[worker], self.processes[worker] = here, process_of(worker, pid)
         self.tell_all()
 
     def pretend(self, worker, nonce=bytes(16)):
         """The others are told of a worker that the test plays itself; returns what it is told of them."""
         self._here(worker, 0, Here(address="127.0.0.1:1", nonce=nonce))
         with self._telling:
-            return {peer.worker: peer for peer in self._directory.news_for(worker, self.pids).peers}
+            return {peer.worker: peer for peer in self._directory.news_for(worker, self.processes).peers}
 
     def tell_all(self):
         """Tells everybody what is new of the others, as the coordinator does."""
         with self._telling:
             for target in self.here_now.keys() & self.peers.keys():
-                if (news := self._directory.news_for(target, self.pids)) is not None:
+                if (news := self._directory.news_for(target, self.processes)) is not None:
                     told = [self._rerouted(target, peer) for peer in news.peers]
                     self.told.setdefault(target, {}).update({peer.worker: peer for peer in told})
                     self.peers[target].tell("meet", told)

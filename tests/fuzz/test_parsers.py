@@ -24,6 +24,7 @@ import msgspec
 import pytest
 import torch
 import yaml
+from tests.processes import process_of
 
 from holdfast.cli.commands import make_parser, run_command
 from holdfast.cli.plan import _read
@@ -489,10 +490,17 @@ PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
 HERE = Here(address="127.0.0.1:4000", nonce=bytes(16))
 MESSAGES = [
-    Hello(worker=A, pid=1, exits=(Exited(worker=B, pid=2, status=-9),), offers=(None, A), strikes=("x",), here=HERE),
+    Hello(
+        worker=A,
+        process=process_of(A, 1),
+        exits=(Exited(worker=B, process=process_of(B, 2), status=-9),),
+        offers=(None, A),
+        strikes=("x",),
+        here=HERE,
+    ),
     Status(worker=A, generation=1, layer_steps=((0, 1),), executed=((0, 3),)),
     Heartbeat(worker=A, generation=1, step=2, op=3, busy_s=0.5),
-    Failure(worker=A, pid=1, error="e", user_fault=False, traceback="t"),
+    Failure(worker=A, process=process_of(A, 1), error="e", user_fault=False, traceback="t"),
     Install(generation=2, plan=PLAN, at_boundary=True),
     Meet(peers=(Peer(worker=A, here=HERE, key=bytes(32)),)),
 ]

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.processes import process_of
 
 from holdfast.control.membership.blame import Program, judge, recent
 from holdfast.control.messages import Raised
 from holdfast.core.ids import WorkerId
 from holdfast.core.work import WorkPhase
 
-PIDS = st.integers(0, 8)
+NUMBERS = st.integers(0, 8)
 
 
 @st.composite
 def reports(draw, last=4):
     """At most one of each process, as a worker that has stopped reports no more."""
     found = []
-    for pid in draw(st.lists(PIDS, unique=True, max_size=6)):
+    for number in draw(st.lists(NUMBERS, unique=True, max_size=6)):
         phase = draw(st.sampled_from([WorkPhase.LOADING, WorkPhase.FORWARD, WorkPhase.OTHER]))
         found.append(
             Raised(
-                worker=WorkerId(*divmod(pid, 3)),
-                pid=pid,
+                worker=WorkerId(*divmod(number, 3)),
+                process=process_of(WorkerId(0, 0), number),
                 generation=draw(st.integers(1, 2)),
                 step=draw(st.integers(3, last)),
                 phase=phase,
@@ -80,7 +81,7 @@ def test_losses_count_for_a_hundred_steps(found):
 def test_it_is_told_where_what_and_the_first_traceback():
     first = Raised(
         worker=WorkerId(1, 2),
-        pid=4,
+        process=process_of(WorkerId(1, 2), 4),
         generation=1,
         step=3,
         phase=WorkPhase.FORWARD,
@@ -92,7 +93,7 @@ def test_it_is_told_where_what_and_the_first_traceback():
     )
     again = Raised(
         worker=WorkerId(0, 2),
-        pid=5,
+        process=process_of(WorkerId(0, 2), 5),
         generation=2,
         step=3,
         phase=WorkPhase.FORWARD,

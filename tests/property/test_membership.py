@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.processes import named, process_of
 
 from holdfast.control.membership import (
     Closed,
@@ -108,7 +109,7 @@ class Cluster(RuleBasedStateMachine):
         copy = replace(
             before,
             reports=replace(before.reports, statuses=dict(before.reports.statuses), saved=dict(before.reports.saved)),
-            roster=replace(before.roster, pids=dict(before.roster.pids)),
+            roster=replace(before.roster, processes=dict(before.roster.processes)),
         )
         after, outputs = decide(before, event, now=self.now)
         assert decide(before, event, now=self.now) == (after, outputs)
@@ -143,7 +144,7 @@ class Cluster(RuleBasedStateMachine):
 
     def check_change(self, before, after):
         if before.generation:  # until then, whoever dies is as if it had never come
-            assert after.roster.pids.keys() >= before.roster.pids.keys()
+            assert after.roster.processes.keys() >= before.roster.processes.keys()
         if after.last_step < before.last_step:  # all go on from an older step
             assert (before.phase, after.phase) == (Phase.FORMING, Phase.RUNNING)
             assert after.last_step == after.forming.resume_step - 1
@@ -214,12 +215,14 @@ class Cluster(RuleBasedStateMachine):
             elif tell.to is not None:
                 assert tell.to in self.workers
             if isinstance(tell.command, Expel):
-                self.expelled.add((tell.to, tell.pid))
+                self.expelled.add((tell.to, tell.process))
         members = {
-            (worker, after.roster.pids[worker]) for worker in after.roster.pids if worker not in after.roster.lost
+            (worker, after.roster.processes[worker])
+            for worker in after.roster.processes
+            if worker not in after.roster.lost
         }
         assert not members & self.expelled, "nobody who was sent away is a member"
-        told = [(tell.command.worker, tell.command.pid) for tell in tells if isinstance(tell.command, Fence)]
+        told = [(tell.command.worker, tell.command.process) for tell in tells if isinstance(tell.command, Fence)]
         if isinstance(event, Hello) and event.worker is None:
             assert {worker for worker, _ in told} == set(after.roster.lost - after.roster.kept), (
                 "an agent that is back hears of all"
@@ -227,7 +230,7 @@ class Cluster(RuleBasedStateMachine):
             told = [each for each in told if each not in self.fenced]
         self.fenced += told
         assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
-        gone = {(worker, after.roster.pids.get(worker, 0)) for worker in after.roster.lost - after.roster.kept}
+        gone = {(worker, after.roster.processes[worker]) for worker in after.roster.lost - after.roster.kept}
         assert gone <= set(self.fenced) | self.parted, "whoever is lost is fenced or has gone by itself"
 
     def check_generation(self, before, after, tells):
@@ -313,7 +316,7 @@ class Cluster(RuleBasedStateMachine):
             held = [state.grid.baseline.placement.unowned_layers(state.absent) for state in (before, after)]
             assert held[0] == held[1], "whoever is only busy is not given up where nobody else has its layers"
         left = {event.worker for event in events if isinstance(event, Parted)}
-        self.parted |= {(worker, after.roster.pids[worker]) for worker in self.workers if str(worker) in left}
+        self.parted |= {(worker, after.roster.processes[worker]) for worker in self.workers if str(worker) in left}
         for event in events:
             if isinstance(event, Installed):
                 assert event.workers == tuple(str(worker) for worker in after.alive)
@@ -345,7 +348,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def everyone_attaches(self):
         for worker in self.workers:
-            self.give(Hello(worker=worker, pid=self.processes[worker]))
+            self.give(Hello(worker=worker, process=process_of(worker, self.processes[worker])))
 
     @rule(data=st.data())
     def hello(self, data):
@@ -354,15 +357,21 @@ class Cluster(RuleBasedStateMachine):
 
     def standing(self, worker, generation, activity):
         step = STEPS if activity == "finished" else self.front
-        return Hello(worker=worker, pid=self.processes[worker], generation=generation, activity=activity, step=step)
+        return Hello(
+            worker=worker,
+            process=process_of(worker, self.processes[worker]),
+            generation=generation,
+            activity=activity,
+            step=step,
+        )
 
     @rule()
     def the_coordinator_is_started_again(self):
         """What it had not stored is forgotten; a loss that it had not decided on is found out again."""
         self.heard, self.finished = {}, set()
         if self.stored is None:  # who did not come is forgotten; only those that were started instead still live
-            for worker, pid in self.state.vacancies.starting.spent:
-                self.processes[worker] = max(self.processes[worker], pid + 1)
+            for worker, number in map(named, self.state.vacancies.starting.spent):
+                self.processes[worker] = max(self.processes[worker], number + 1)
             for worker in self.state.roster.lost:  # spares: they were ended
                 self.processes[worker] += 1
         self.state = self.blank
@@ -392,7 +401,7 @@ class Cluster(RuleBasedStateMachine):
             self.things_go_on_further()
         worker = data.draw(st.sampled_from(sorted(self.state.roster.lost)))
         self.processes[worker] += 1
-        self.give(Hello(worker=worker, pid=self.processes[worker]))
+        self.give(Hello(worker=worker, process=process_of(worker, self.processes[worker])))
 
     @rule(data=st.data(), further=st.booleans())
     def a_spare_comes(self, data, further):
@@ -405,7 +414,7 @@ class Cluster(RuleBasedStateMachine):
         if spare not in self.workers:
             self.workers += (spare,)
         self.processes[spare] = self.processes.get(spare, 0) + 1
-        self.give(Hello(worker=spare, pid=self.processes[spare]))
+        self.give(Hello(worker=spare, process=process_of(spare, self.processes[spare])))
         if self.state.phase is not Phase.ENDED:
             assert spare in self.state.roster.spares | self.state.roster.arriving
 
@@ -414,7 +423,7 @@ class Cluster(RuleBasedStateMachine):
     def one_that_did_not_start_has_a_new_process(self, data):
         worker = data.draw(st.sampled_from(sorted(self.state.roster.expected)))
         self.processes[worker] += 1
-        self.give(Hello(worker=worker, pid=self.processes[worker]))
+        self.give(Hello(worker=worker, process=process_of(worker, self.processes[worker])))
 
     @rule()
     @precondition(lambda self: self.state.generation)
@@ -482,7 +491,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def the_agent_attaches(self):
-        self.give(Hello(worker=None, pid=1, preempted=self.preempted))
+        self.give(Hello(worker=None, process=process_of(None, 1), preempted=self.preempted))
 
     @precondition(lambda self: self.state.generation and not self.preempted)
     @rule(chance=st.integers(0, 4))
@@ -565,21 +574,21 @@ class Cluster(RuleBasedStateMachine):
     def lost(self, data, how):
         """One rule for all, or hardly any course would get far."""
         worker = self.anyone(data)
-        pid = data.draw(st.integers(1, self.processes[worker]))
+        number = data.draw(st.integers(1, self.processes[worker]))
         if how == "closed":
-            self.give(Closed(worker=worker, pid=pid))
+            self.give(Closed(worker=worker, process=process_of(worker, number)))
         elif how == "node" and self.state.generation:
             start = self.workers.index(worker)
             self.give(NodeLost(node=0, workers=self.workers[start : start + 2]))
         else:
-            self.give(Exited(worker=worker, pid=pid, status=0 if how == "in order" else -9))
+            self.give(Exited(worker=worker, process=process_of(worker, number), status=0 if how == "in order" else -9))
 
     @precondition(lambda self: self.state.alive)
     @rule(data=st.data(), chance=st.integers(0, 49))
     def failure(self, data, chance):
         if chance == 7:
             worker = data.draw(st.sampled_from(self.state.alive))
-            self.give(Failure(worker=worker, pid=1, error="no such file", user_fault=True))
+            self.give(Failure(worker=worker, process=process_of(worker, 1), error="no such file", user_fault=True))
 
     @precondition(lambda self: self.state.alive)
     @rule(data=st.data(), layer=st.integers(0, 2), sound=st.sampled_from([True, True, False]), often=st.booleans())
@@ -590,7 +599,7 @@ class Cluster(RuleBasedStateMachine):
         self.give(
             Raised(
                 worker=worker,
-                pid=self.processes[worker],
+                process=process_of(worker, self.processes[worker]),
                 generation=self.state.generation,
                 step=self.front,
                 phase=WorkPhase.FORWARD,

@@ -41,6 +41,7 @@ from holdfast.control.messages import (
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.token import bearer
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
@@ -72,9 +73,9 @@ class _End(enum.Enum):
 
 
 _Queue = asyncio.Queue[Command | _End]
-_Peer = tuple[WorkerId | None, int]
+_Peer = tuple[WorkerId | None, Process | None]
 """A worker and its process."""
-_AGENT: _Peer = (None, 0)
+_AGENT: _Peer = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ class Coordinator:
         """Tells a worker of those it will meet, before it is told where."""
         if self._directory is None or output.to is None:
             return
-        if (meet := self._directory.news_for(output.to, self.decider.membership.roster.pids)) is not None:
+        if (meet := self._directory.news_for(output.to, self.decider.membership.roster.processes)) is not None:
             self._tell(self._peer_of(output), meet)
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
@@ -183,7 +184,7 @@ class Coordinator:
     def _peer_of(self, tell: Tell) -> _Peer:
         if tell.to is None:
             return _AGENT
-        return (tell.to, self.decider.membership.roster.pids.get(tell.to, 0) if tell.pid is None else tell.pid)
+        return (tell.to, tell.process or self.decider.membership.roster.processes.get(tell.to))
 
     def _start_commit(self, commit: WriteManifest) -> None:
         task = asyncio.get_running_loop().create_task(self._commit(commit))
@@ -228,7 +229,7 @@ class Coordinator:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
-        peer: _Peer = (hello.worker, hello.pid if hello.worker is not None else 0)
+        peer: _Peer = _AGENT if hello.worker is None else (hello.worker, hello.process)
         if (name and str(hello.worker) != name) or not self._all_its_own(peer, first):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
@@ -276,13 +277,13 @@ class Coordinator:
         return foreign is None
 
     def _on_gone(self, peer: _Peer) -> None:
-        worker, pid = peer
+        worker, process = peer
         if worker is None:
             self._queues[peer] = asyncio.Queue()
             self._agent_here.clear()
         else:
             del self._queues[peer]
-        self._take([Closed(worker=worker, pid=pid)])
+        self._take([Closed(worker=worker, process=process)])
 
     def _take(self, events: Sequence[Happening]) -> None:
         self.decider.take(events)

@@ -277,9 +277,12 @@ def _excerpted(outputs: Sequence[Output]) -> list[Output]:
 def _reports(before: Membership, after: Membership, outputs: Sequence[Output]) -> tuple[Tell, ...]:
     """What tells the agent what its user waits for, or should hear of."""
     told = list[Gathered | Told]()
-    if Phase.GATHERING in (before.phase, after.phase) and before.roster.pids.keys() != after.roster.pids.keys():
+    if (
+        Phase.GATHERING in (before.phase, after.phase)
+        and before.roster.processes.keys() != after.roster.processes.keys()
+    ):
         workers = after.grid.baseline.workers
-        told.append(Gathered(missing=tuple(w for w in workers if w not in after.roster.pids), of=len(workers)))
+        told.append(Gathered(missing=tuple(w for w in workers if w not in after.roster.processes), of=len(workers)))
     for output in outputs:
         if isinstance(output, Record) and _is_news(output.event):
             told.append(Told(news=output.event))

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
 from holdfast.core.replay import Replay
@@ -97,7 +98,7 @@ class Exited(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent saw a worker's process end. ``status``: exit code, or minus the signal's number."""
 
     worker: WorkerId
-    pid: int
+    process: Process
     status: int
 
 
@@ -109,7 +110,7 @@ class Raised(_Wire, frozen=True, tag=True, kw_only=True):
     """
 
     worker: WorkerId
-    pid: int
+    process: Process
     generation: int
     step: int
     phase: WorkPhase
@@ -126,7 +127,7 @@ class Started(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent has started a worker's process."""
 
     worker: WorkerId
-    pid: int
+    process: Process
 
 
 Activity = Literal["waiting", "running", "finished"]
@@ -153,7 +154,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     """
 
     worker: WorkerId | None
-    pid: int
+    process: Process
     generation: int = 0
     activity: Activity = "waiting"
     step: int = 0
@@ -445,7 +446,7 @@ class Failure(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker ends for a reason that no recovery cures; see Raised for those that may be its own fault."""
 
     worker: WorkerId
-    pid: int
+    process: Process
     error: str
     user_fault: bool
     traceback: str = ""
@@ -634,7 +635,7 @@ class Fence(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: this process of a worker is no member any more; see to it that it is gone."""
 
     worker: WorkerId
-    pid: int
+    process: Process
 
 
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
@@ -745,17 +746,17 @@ def parcels(encoded: list[bytes]) -> Iterator[bytes]:
         yield pack(some)
 
 
-def may_say(worker: WorkerId | None, pid: int, message: Message) -> bool:
-    """Whether a message may come from this process of a worker, or from the agent (``worker`` None).
+def may_say(worker: WorkerId | None, process: Process | None, message: Message) -> bool:
+    """Whether a message may come from this process of a worker, or from the agent (both None).
 
     Everyone speaks for itself; what happened to processes, and that new ones can be had, is for the agent to say.
     """
     match message:
         case Started() | Exited() | NodeLost() | WorkerOffer() | Preempted():
             return worker is None
-        case Hello(raised=Raised() as raised) if not may_say(worker, pid, raised):
+        case Hello(raised=Raised() as raised) if not may_say(worker, process, raised):
             return False
-    return message.worker == worker and (worker is None or getattr(message, "pid", pid) == pid)
+    return message.worker == worker and (worker is None or getattr(message, "process", process) == process)
 
 
 def unpack(parcel: bytes) -> list[msgspec.Raw]:

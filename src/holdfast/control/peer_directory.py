@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.control.messages import Hello, Here, Meet, Peer
 from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 
 __all__ = ["PeerDirectory"]
 
@@ -21,9 +22,9 @@ class PeerDirectory:
     """
 
     token: str
-    _here: dict[tuple[WorkerId, int], Here] = field(default_factory=dict)
+    _here: dict[Process, Here] = field(default_factory=dict)
     _told: dict[WorkerId, dict[WorkerId, bytes]] = field(default_factory=dict)
-    _all_told: dict[WorkerId, Mapping[WorkerId, int]] = field(default_factory=dict)
+    _all_told: dict[WorkerId, Mapping[WorkerId, Process]] = field(default_factory=dict)
     """The processes of which a worker was told all that was known since somebody attached last."""
 
     def heard(self, hello: Hello) -> None:
@@ -33,21 +34,21 @@ class PeerDirectory:
         self._told.pop(hello.worker, None)
         self._all_told.clear()
         if hello.here is not None:
-            self._here[hello.worker, hello.pid] = hello.here
+            self._here[hello.process] = hello.here
 
-    def news_for(self, worker: WorkerId, pids: Mapping[WorkerId, int]) -> Meet | None:
+    def news_for(self, worker: WorkerId, processes: Mapping[WorkerId, Process]) -> Meet | None:
         """Returns what a worker has yet to be told of the others; None if there is nothing.
 
         Args:
             worker: who is to be told.
-            pids: the processes that count.
+            processes: those that count.
 
         Cost: microseconds where nobody has come since it was asked last, as when somebody was lost and all wait.
         """
-        if pids.items() <= self._all_told.get(worker, {}).items():
+        if processes.items() <= self._all_told.get(worker, {}).items():
             return None
-        self._all_told[worker] = pids
-        here = {each: self._here[each, pid] for each, pid in pids.items() if (each, pid) in self._here}
+        self._all_told[worker] = processes
+        here = {each: self._here[process] for each, process in processes.items() if process in self._here}
         ours = here.pop(worker, None)
         told = self._told.setdefault(worker, {})
         new = {each: listens for each, listens in sorted(here.items()) if told.get(each) != listens.nonce}

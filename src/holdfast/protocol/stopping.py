@@ -6,6 +6,7 @@ import traceback
 
 from holdfast.control.messages import Raised
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, InternalError, InvalidSchedule, NotSaved, ReplicaDiverged, WorkFailed
 
@@ -24,14 +25,14 @@ def ends_job(error: BaseException) -> bool:
 
 
 def report_of(
-    error: BaseException, *, worker: WorkerId, pid: int, generation: int, step: int, whole: bool = True
+    error: BaseException, *, worker: WorkerId, process: Process, generation: int, step: int, whole: bool = True
 ) -> Raised:
     """Returns what a worker tells of the exception that has stopped it.
 
     Args:
         error: what was raised.
         worker: who we are.
-        pid: our process.
+        process: ours.
         generation: in which.
         step: in which.
         whole: whether the state of every layer is that of its step.
@@ -40,7 +41,7 @@ def report_of(
     origin = error.__cause__ if isinstance(error, WorkFailed) and error.__cause__ is not None else error
     return Raised(
         worker=worker,
-        pid=pid,
+        process=process,
         generation=generation,
         step=step,
         phase=WorkPhase(work.phase),

@@ -46,6 +46,7 @@ from holdfast.core.faults import Point
 from holdfast.core.ids import Interval, WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower_step, lower_worker, with_audit
+from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.core.program import WorkerProgram, groups
 from holdfast.core.progress import StepProgress
@@ -202,7 +203,7 @@ class WorkerProtocol:
         worker: who we are.
         stage: the compute engine.
         rules: what the job says once and for all.
-        pid: our process.
+        process: ours.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
         snapshots: of our layers, in our memory.
         generation: the generation that we are in; 0 before the first.
@@ -234,7 +235,7 @@ class WorkerProtocol:
     worker: WorkerId
     stage: Engine
     rules: JobRules
-    pid: int
+    process: Process
     checkpoint_every: int = field(init=False)
     snapshots: Snapshots = field(init=False)
     generation: int = 0
@@ -327,7 +328,7 @@ class WorkerProtocol:
         self.raised = report_of(
             error,
             worker=self.worker,
-            pid=self.pid,
+            process=self.process,
             generation=self.generation,
             step=self._step(),
             whole=self.stage.whole,
@@ -372,7 +373,7 @@ class WorkerProtocol:
         ours = self.stage if self.aside is None else self.aside
         return Hello(
             worker=self.worker,
-            pid=self.pid,
+            process=self.process,
             generation=generation,
             activity=activity if newest <= generation else "waiting",
             step=self.num_steps if activity == "finished" else self._step(),

@@ -11,6 +11,7 @@ from holdfast.config.deciding import deciding
 from holdfast.config.job import Job
 from holdfast.config.load import check_cuts
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
@@ -77,6 +78,8 @@ class WorkerSpec:
 
     Attributes:
         worker: who it is.
+        node: that it runs on.
+        nonce: of its process.
         job: the job.
         rules: what it says once and for all.
         plan: the plan of the healthy grid; a spare is not in it.
@@ -103,6 +106,8 @@ class WorkerSpec:
     """
 
     worker: WorkerId
+    node: NodeId
+    nonce: str
     job: Job
     rules: JobRules
     plan: Plan

@@ -40,6 +40,7 @@ from holdfast.control.messages import (
 )
 from holdfast.control.reshaper import Reshaper
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.plan import Plan
 from holdfast.core.profile import costs_from_profile
 from holdfast.errors import ConfigError, InternalError
@@ -66,6 +67,7 @@ from holdfast.telemetry.events import Event, FaultInjected, JobEnded, WorkerRead
 __all__ = ["Outcome", "Prepared", "simulate"]
 
 _MOST_PLANS = 512
+_NODE = NodeId(name="simulated", nonce=16 * "0")
 _UNWATCHED = Watch(limit_s=1e12)
 """Nobody is held for lost for being silent: what is simulated is heard of at once, or after ``detect_s``."""
 
@@ -151,7 +153,7 @@ class _Run:
     def __init__(self, job: Prepared, world: World, speeds: Speeds) -> None:
         self._job, self._world, self._speeds = job, world, speeds
         self._happenings = deque(world.happenings)
-        self._clock, self._pids = Clock(), count(1)
+        self._clock, self._processes = Clock(), count(1)
         self._steps, self._pinned = Steps(self._clock.ledger), 0
         self._machines = Machines(room=job.workers_per_machine)
         self._unnoticed: dict[WorkerId, int] = {}  # and on which machine they were
@@ -384,7 +386,7 @@ class _Run:
         gone, self._unnoticed = self._unnoticed, {}
         for worker in gone:
             self._holdings.lose(worker)
-        known = tuple(worker for worker in sorted(gone) if worker in self._state.roster.pids)
+        known = tuple(worker for worker in sorted(gone) if worker in self._state.roster.processes)
         if known and self._state.phase is not Phase.ENDED:
             self._give(Tick())  # from now on it is waited for somebody, if at all
             self._give(NodeLost(node=gone[known[0]], workers=known))
@@ -410,9 +412,10 @@ class _Run:
             self._give(WorkerOffer(worker=None))
 
     def _attach(self, worker: WorkerId) -> None:
-        pid = next(self._pids)
-        self._diary.note(WorkerReady(worker=str(worker), pid=pid))
-        self._give(Hello(worker=worker, pid=pid))
+        number = next(self._processes)
+        process = Process(_NODE, number, f"{number:016x}")
+        self._diary.note(WorkerReady(worker=str(worker), pid=process.pid, nonce=process.nonce))
+        self._give(Hello(worker=worker, process=process))
 
     def _begin_again(self) -> None:
         """A job that has ended, or never began, begins from what was saved, once there are machines enough."""
@@ -600,12 +603,12 @@ class _Run:
             seconds = self._speeds.rates.copying_s(layers)
             size = self._speeds.rates.state_bytes(layers)
             self._clock.after(
-                seconds, partial(self._copied, worker, entered, size, self._state.roster.pids.get(worker))
+                seconds, partial(self._copied, worker, entered, size, self._state.roster.processes.get(worker))
             )
 
-    def _copied(self, worker: WorkerId, entered: int, size: int, pid: int | None) -> None:
+    def _copied(self, worker: WorkerId, entered: int, size: int, process: Process | None) -> None:
         self._copying.discard(worker)
-        if self._state.roster.pids.get(worker) == pid:
+        if self._state.roster.processes.get(worker) == process:
             self._caught_up.append((worker, entered, size))
 
     def _pin(self, number: int) -> None:

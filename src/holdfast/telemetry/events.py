@@ -160,6 +160,7 @@ class WorkerReady(_Event, frozen=True, tag="worker_ready", kw_only=True):
 
     worker: str
     pid: int
+    nonce: str = ""
 
 
 class Notice(_Event, frozen=True, tag="notice", kw_only=True):

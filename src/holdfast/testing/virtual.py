@@ -14,6 +14,7 @@ from holdfast.control.detection import Watch
 from holdfast.control.membership import Closed, Membership, Restoring, Tell
 from holdfast.control.messages import Command, Ended, StateAt
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, costs_from_profile, unit_costs
 from holdfast.core.validate import validate
@@ -150,7 +151,7 @@ class VirtualCluster:
         self._coordinator = self._make_coordinator()
         self._coordinator.run(again=True)
         self._time.after(self._time.draw(self._scenario.delays.reattach), self._attach_agent)
-        for process in self._agent.processes.by_pid.values():
+        for process in self._agent.processes.all.values():
             process.reattach()
 
     # Who speaks with whom.
@@ -169,25 +170,24 @@ class VirtualCluster:
         else:
             self._for_agent.append(command)
 
-    def tell(self, tell: Tell, pid: int | None) -> None:
+    def tell(self, tell: Tell, process: Process | None) -> None:
         """See :class:`holdfast.testing.virtual_coordinator.Telling`."""
-        if pid is None:
+        if process is None:
             self._tell_agent(tell.command)
         else:
-            process = self._agent.processes.by_pid[pid]
-            self._links.tell(pid, lambda: process.deliver(tell.command))
+            to = self._agent.processes.all[process]
+            self._links.tell(process, lambda: to.deliver(tell.command))
 
     # What strikes besides scheduled faults.
 
     def _break_stream(self, at: float, worker: WorkerId) -> None:
         """A connection breaks; the process connects again."""
-        process = self._world.running[worker]
-        pid = process.pid
-        if self._links.is_open(pid):
+        running = self._world.running[worker]
+        if self._links.is_open(running.process):
             self._log.fire(f"break:{worker}#{at}")
-            self._links.cut(pid)
-            self._coordinator.take(Closed(worker=worker, pid=pid))
-            process.reattach()
+            self._links.cut(running.process)
+            self._coordinator.take(Closed(worker=worker, process=running.process))
+            running.reattach()
 
     def _pause(self, pause: Pause) -> None:
         """Stops processes. What they would do happens when they go on; what is under way between them arrives."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.messages import Command, Hello, Preempted, StartWorker
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.runtime.injection.node import NodeFaults
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
@@ -28,31 +30,31 @@ class VirtualProcesses:
     """See :class:`holdfast.runtime.node.worker_group.Processes`.
 
     Attributes:
-        by_pid: all that were ever started.
+        all: all that were ever started.
     """
 
     def __init__(self, world: World) -> None:
-        self.by_pid: dict[int, VirtualWorker] = {}
+        self.all: dict[Process, VirtualWorker] = {}
+        self._by_child: dict[Child, VirtualWorker] = {}
         self._world = world
-        self._pids = itertools.count(AGENT + 1)
 
     def start(self, main: Callable[..., None], /, *arguments: Any, name: str) -> Child:
         """Starts a worker; ``arguments``: what it is told."""
         world, scenario = self._world, self._world.scenario
         (spec,) = arguments
-        worker, faults = spec
+        worker, nonce, faults = spec
         joins = worker in world.running
         deaths = dict([scenario.kill_joiner_at_effect] if scenario.kill_joiner_at_effect else ())
         dies_at = (deaths if joins else dict(scenario.kill_at_effect)).get(worker)
-        child = Child(pid=next(self._pids), name=name)
-        made = VirtualWorker(worker, child.pid, faults, dies_at, world)
-        self.by_pid[child.pid] = world.running[worker] = made
+        process = replace(AGENT, nonce=nonce)
+        child, made = Child(pid=process.pid, name=name), VirtualWorker(worker, process, faults, dies_at, world)
+        self.all[process] = self._by_child[child] = world.running[worker] = made
         return child
 
     def attend(self, child: Child, on_end: Callable[[Child], None], /) -> None:
         """Lets it begin."""
-        delays, process = self._world.scenario.delays, self.by_pid[child.pid]
-        first = len(self.by_pid) <= len(self._world.scenario.plan.workers)
+        delays, process = self._world.scenario.delays, self._by_child[child]
+        first = len(self.all) <= len(self._world.scenario.plan.workers)
 
         def ended(status: int) -> None:
             child.status = status
@@ -65,7 +67,7 @@ class VirtualProcesses:
 
     def kill(self, child: Child, /) -> None:
         """Ends it, unless it has ended."""
-        self.by_pid[child.pid].kill()
+        self._by_child[child].kill()
 
 
 class VirtualAgent:
@@ -84,7 +86,9 @@ class VirtualAgent:
         self._nodes = scenario.nodes
         self._group = WorkerGroup(
             children=self.processes,
-            spec_of=lambda worker, begins: (worker, ()),
+            node=AGENT.node,
+            spec_of=lambda worker, nonce, begins: (worker, nonce, ()),
+            draw=map("{:016x}".format, itertools.count(1)).__next__,
             send=lambda message: world.links.say(AGENT, message),
             log=world.log,
             grace_s=0.0,
@@ -109,7 +113,7 @@ class VirtualAgent:
         return NodeFaults(
             faults=world.scenario.faults,
             nodes=self._nodes,
-            tell=lambda spec, own: (spec[0], own),
+            tell=lambda spec, own: (*spec[:2], own),
             cut=self._cut,
             log=world.log,
             clock=lambda: world.time.now,
@@ -134,7 +138,7 @@ class VirtualAgent:
 
     def hello(self) -> Hello:
         """What a coordinator is told that may know nothing."""
-        return replace_struct(self._group.hello(), pid=AGENT, preempted=self._preempted)
+        return replace_struct(self._group.hello(), process=AGENT, preempted=self._preempted)
 
     def preempt(self) -> None:
         """The job is to end."""

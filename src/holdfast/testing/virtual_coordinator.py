@@ -11,6 +11,7 @@ from holdfast.control.membership import Improved, Membership, Output, Tell, plan
 from holdfast.control.messages import Ended
 from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.strategies.registry import strategy_named
@@ -68,8 +69,8 @@ class VirtualStore:
 class Telling(Protocol):
     """Who is told what a coordinator says."""
 
-    def tell(self, tell: Tell, pid: int | None) -> None:
-        """Sends to a process; to the agent if ``pid`` is None."""
+    def tell(self, tell: Tell, process: Process | None) -> None:
+        """Sends to a process; to the agent if that is None."""
 
 
 class VirtualCoordinator:
@@ -157,7 +158,7 @@ class VirtualCoordinator:
 
     def send(self, outputs: Sequence[Output]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
-        pids = self.decider.membership.roster.pids
+        processes = self.decider.membership.roster.processes
         for output in outputs:
             match output:
                 case WriteManifest():
@@ -166,8 +167,8 @@ class VirtualCoordinator:
                     self._ended(ended)
                 case Tell(to=None):
                     self._telling.tell(output, None)
-                case Tell(to=WorkerId() as to) if output.pid or to in pids:
-                    self._telling.tell(output, output.pid or pids[to])
+                case Tell(to=WorkerId() as to) if output.process or to in processes:
+                    self._telling.tell(output, output.process or processes[to])
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         """See :class:`holdfast.control.decider.Outside`; no fault of this kind is scheduled here."""

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from holdfast.control.decider import Happening
 from holdfast.control.membership import Closed
 from holdfast.control.messages import Dormant, Heartbeat, Leaving, Message, Strike
+from holdfast.core.nodes import NodeId, Process
 from holdfast.testing.scenario import Range
 from holdfast.testing.virtual_time import VirtualTime
 
 __all__ = ["AGENT", "ControlLinks"]
 
-AGENT = 0
-"""The number of the agent's process."""
+_NODE = NodeId(name="simulated", nonce=16 * "0")
+_PID = 7
+"""Of all processes, as in containers: nothing may go by it."""
+AGENT = Process(_NODE, _PID, _NODE.nonce)
 
 
 class ControlLinks:
@@ -34,61 +37,61 @@ class ControlLinks:
         self._delay = delay
         self._up = up
         self._listens = listens
-        self._open: set[int] = set()
-        self._number: dict[int, int] = defaultdict(int)
-        self._outboxes: dict[int, list[Message]] = defaultdict(list)
+        self._open: set[Process] = set()
+        self._number: dict[Process, int] = defaultdict(int)
+        self._outboxes: dict[Process, list[Message]] = defaultdict(list)
 
-    def is_open(self, pid: int) -> bool:
+    def is_open(self, process: Process) -> bool:
         """Whether a process has a connection."""
-        return pid in self._open
+        return process in self._open
 
-    def open(self, pid: int, hello: Message) -> None:
+    def open(self, process: Process, hello: Message) -> None:
         """A process connects, if it can: it says where it stands, and what it could not say before."""
         if not self._listens():
             return
-        if pid in self._open:  # a newer connection replaces it
-            self.cut(pid)
-        self._open.add(pid)
-        for message in (hello, *self._outboxes.pop(pid, ())):
-            self.say(pid, message)
+        if process in self._open:  # a newer connection replaces it
+            self.cut(process)
+        self._open.add(process)
+        for message in (hello, *self._outboxes.pop(process, ())):
+            self.say(process, message)
 
-    def say(self, pid: int, message: Message) -> None:
+    def say(self, process: Process, message: Message) -> None:
         """A process sends; while it has no connection, its messages wait, but for what its hello says too."""
-        if pid in self._open:
-            self._carry(pid, "up", lambda: self._up(message))
-        elif pid != AGENT and not isinstance(message, Heartbeat | Strike | Leaving | Dormant):
-            self._outboxes[pid].append(message)
+        if process in self._open:
+            self._carry(process, "up", lambda: self._up(message))
+        elif process != AGENT and not isinstance(message, Heartbeat | Strike | Leaving | Dormant):
+            self._outboxes[process].append(message)
 
-    def tell(self, pid: int, deliver: Callable[[], None]) -> None:
+    def tell(self, process: Process, deliver: Callable[[], None]) -> None:
         """The coordinator sends to a process that has a connection."""
-        if pid in self._open:
-            self._carry(pid, "down", deliver)
+        if process in self._open:
+            self._carry(process, "down", deliver)
 
-    def hang_up(self, pid: int, closed: Closed) -> None:
+    def hang_up(self, process: Process, closed: Closed) -> None:
         """A process is gone: its connection closes, after what it had sent, before or after its end is told."""
 
         def close() -> None:
-            self.cut(pid)
+            self.cut(process)
             self._up(closed)
 
-        if pid in self._open:
-            self._carry(pid, "up", close)
+        if process in self._open:
+            self._carry(process, "up", close)
 
-    def cut(self, pid: int) -> None:
+    def cut(self, process: Process) -> None:
         """A connection breaks."""
-        self._open.discard(pid)
-        self._number[pid] += 1
+        self._open.discard(process)
+        self._number[process] += 1
 
     def cut_all(self) -> None:
         """The coordinator is gone."""
-        for pid in tuple(self._open):
-            self.cut(pid)
+        for process in tuple(self._open):
+            self.cut(process)
 
-    def _carry(self, pid: int, direction: str, act: Callable[[], None]) -> None:
-        number = self._number[pid]
+    def _carry(self, process: Process, direction: str, act: Callable[[], None]) -> None:
+        number = self._number[process]
 
         def arrive() -> None:
-            if number == self._number[pid]:
+            if number == self._number[process]:
                 act()
 
-        self._time.after(self._time.draw(self._delay), arrive, channel=(direction, pid))
+        self._time.after(self._time.draw(self._delay), arrive, channel=(direction, process))

@@ -57,7 +57,7 @@ class VirtualLogs:
         self._apart: VirtualStream | None = None
         self._consult: Consult | None = None
         self._expected: dict[Wanted, Any] = {}
-        world.logged[process.pid] = [self._main]
+        world.logged[process.process] = [self._main]
 
     def keep(self, keep: Keep) -> None:
         """See Logs.keep."""
@@ -89,13 +89,13 @@ class VirtualLogs:
 
     def collect(self, before: int) -> None:
         """See Logs.collect."""
-        for stream in self._world.logged[self._process.pid]:
+        for stream in self._world.logged[self._process.process]:
             stream.collect(before)
 
     def consult(self, consult: Consult) -> None:
         """See Logs.consult."""
         self._consult, self._apart = consult, VirtualStream()
-        self._world.logged[self._process.pid].append(self._apart)
+        self._world.logged[self._process.process].append(self._apart)
 
     def consulted(self, step: int, limit_s: float) -> Mapping[Wanted, Any] | None:
         """See Logs.consulted."""
@@ -117,7 +117,7 @@ class VirtualLogs:
     def _find(self, step: int, key: Wanted) -> Any:
         """Of any process that lives; they may differ in nothing."""
         processes = (worker for worker in self._world.running.values() if worker.alive)
-        for stream in (each for worker in processes for each in self._world.logged.get(worker.pid, ())):
+        for stream in (each for worker in processes for each in self._world.logged.get(worker.process, ())):
             if step in stream.complete and key in stream.entries.get(step, {}):
                 return stream.entries[step][key]
         return None

@@ -141,7 +141,7 @@ class VirtualWriter:
                 self._unwritten -= not self.stalled
                 process.look()
 
-        self._world.after(self._world.scenario.delays.store, write, channel=("writer", process.pid))
+        self._world.after(self._world.scenario.delays.store, write, channel=("writer", process.process))
 
     def written(self, limit_s: float) -> bool:
         """See Writer.written."""

@@ -13,6 +13,7 @@ from holdfast.control.messages import Command, Failure, Message, StateAt
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Receive
+from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
@@ -46,22 +47,22 @@ class VirtualWorker:
 
     Args:
         worker: which.
-        pid: of the process.
+        process: which one of it this is.
         faults: that are to strike this process.
         dies_at: when it yields this effect; None: never.
         world: what it lives in.
 
     Attributes:
-        pid: which process it is.
+        process: which one of the worker it is.
         alive: whether it has not ended.
         effects: how many its protocol has yielded.
         effect: the newest of them: what it does, or waits for.
     """
 
     def __init__(
-        self, worker: WorkerId, pid: int, faults: tuple[Fault, ...], dies_at: int | None, world: World
+        self, worker: WorkerId, process: Process, faults: tuple[Fault, ...], dies_at: int | None, world: World
     ) -> None:
-        self.worker, self.pid = worker, pid
+        self.worker, self.process = worker, process
         self.alive = True
         self.effects = 0
         self.effect: WorkerEffect | None = None
@@ -75,7 +76,7 @@ class VirtualWorker:
         self._transport = VirtualTransport(self, world)
         self._writer = VirtualWriter(self, world, lambda point, step: self.driver.on_point(point, step))
         self.driver = Driver(
-            protocol=self._protocol(pid),
+            protocol=self._protocol(process),
             transport=self._transport,
             meet=lambda peers: None,
             exchange=RelayExchange(worker, self.say),
@@ -100,13 +101,13 @@ class VirtualWorker:
         self._calls = self.driver.run()
         self._call: Call | None = None
 
-    def _protocol(self, pid: int) -> WorkerProtocol:
+    def _protocol(self, process: Process) -> WorkerProtocol:
         scenario = self._world.scenario
         return WorkerProtocol(
             worker=self.worker,
             stage=self._stage_for(scenario.plan),
             rules=self._world.rules,
-            pid=pid,
+            process=process,
         )
 
     @property
@@ -183,7 +184,7 @@ class VirtualWorker:
 
     def say(self, message: Message) -> None:
         """Tells the coordinator."""
-        self._world.links.say(self.pid, message)
+        self._world.links.say(self.process, message)
 
     def reattach(self) -> None:
         """Connects to the coordinator again, after a while, if it was connected."""
@@ -193,7 +194,7 @@ class VirtualWorker:
     def _attach(self) -> None:
         self._attaches = True
         if self.goes:
-            self._world.links.open(self.pid, self.driver.hello())
+            self._world.links.open(self.process, self.driver.hello())
 
     def deliver(self, command: Command) -> None:
         """A command arrives. What comes to a stopped process waits for ever, as it never wakes here."""
@@ -218,7 +219,7 @@ class VirtualWorker:
 
     def _end(self, status: int) -> None:
         self.alive, self._call = False, None
-        self._world.links.hang_up(self.pid, Closed(worker=self.worker, pid=self.pid))
+        self._world.links.hang_up(self.process, Closed(worker=self.worker, process=self.process))
         self._world.after(self._world.scenario.delays.detect, lambda: self._on_end(status))
 
     def see_gone(self, dead: WorkerId, generation: int) -> None:
@@ -275,7 +276,7 @@ class VirtualWorker:
         except Exception as problem:
             if ends_job(problem):
                 raise
-            self.say(Failure(worker=self.worker, pid=self.pid, error=str(problem), user_fault=False))
+            self.say(Failure(worker=self.worker, process=self.process, error=str(problem), user_fault=False))
             self._end(1)
 
     def has_waited_less(self, limit_s: float) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.recovery.rules import JobRules
 from holdfast.runtime.transport.port import SumKey
 from holdfast.testing.mail import Mail
@@ -41,7 +42,7 @@ class World:
         log: what happened.
         running: the newest process of each worker.
         mail: what is on its way between workers.
-        logged: what each process has logged, by its number; what it has replayed, apart.
+        logged: what each process has logged; what it has replayed, apart.
         served: in a generation, to a worker, by another: each layer's state, and whether it is exact.
         stored: what was pinned of a layer for a step.
         pinned: all that was, in order.
@@ -57,7 +58,7 @@ class World:
     log: VirtualLog
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
     mail: Mail[Any] = field(default_factory=Mail)
-    logged: dict[int, list[VirtualStream]] = field(default_factory=dict)
+    logged: dict[Process, list[VirtualStream]] = field(default_factory=dict)
     served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, tuple[bytes, bool]]]] = field(default_factory=dict)
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pinned: list[VirtualPin] = field(default_factory=list)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.processes import process_of
+
 from holdfast.control.membership import GridState, Membership, Record, Tell, decide, restore, to_store
 from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import Hello, Joined, Status
@@ -37,7 +39,7 @@ class DecidedJob:
 
     def begun(self, step=0):
         """All attach, and run from ``step`` on."""
-        self.give(*(Hello(worker=worker, pid=1) for worker in self.state.grid.baseline.workers))
+        self.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in self.state.grid.baseline.workers))
         return self.agreed(step)
 
     def statuses(self, step=0, workers=None, **more):

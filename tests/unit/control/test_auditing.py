@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import Phase
 from holdfast.control.messages import Audited, Computed, Exited, Expel, Install, Resume, StepDone, Weighed
@@ -104,7 +105,7 @@ def test_who_was_given_other_inputs_than_all_others_is_wrong():
 def test_a_dispute_that_is_heard_of_only_after_a_loss(whose):
     job = Job()
     found = job.audited(B, "x", "y")
-    job.give(Exited(worker=C1, pid=1, status=-9))
+    job.give(Exited(worker=C1, process=process_of(C1, 1), status=-9))
     if whose == "the finder's status":
         job.give(job.status_of(B, 4, disputed=found))
     else:
@@ -122,7 +123,7 @@ def test_a_step_is_not_gone_on_with_once_weights_were_found_to_differ(wrong):
     if wrong:
         job.weighed(B="other")
         job.agreed(4)
-    job.give(Exited(worker=C1, pid=1, status=-9))
+    job.give(Exited(worker=C1, process=process_of(C1, 1), status=-9))
     kept = {
         worker: StepProgress(step=4, complete=tuple((layer,) for layer in PLAN.placement.layers_of(worker)))
         for worker in job.state.alive
@@ -163,7 +164,7 @@ def test_who_tells_of_later_steps_already_is_compared_with_the_others_of_each_st
 
 def test_what_a_lost_worker_has_told_is_not_said_of_who_takes_its_place():
     job = Job()
-    job.give(job.digests(B, 4, "other"), Exited(worker=B, pid=1, status=-9))
+    job.give(job.digests(B, 4, "other"), Exited(worker=B, process=process_of(B, 1), status=-9))
     assert B not in job.state.audits.weighed.get(4, {})
 
 
@@ -186,8 +187,8 @@ def test_of_three_that_all_differ_nobody_can_tell():
 def test_what_is_told_of_a_layer_without_another_owner():
     job = Job()
     for other in (B, C):
-        job.give(Exited(worker=other, pid=1, status=-9))
+        job.give(Exited(worker=other, process=process_of(other, 1), status=-9))
     texts = [each.text for each in job.recorded if isinstance(each, Notice)]
     assert texts == ["no audit of layer(s) 0: each has one owner, whom nobody can contradict"]
-    job.give(Exited(worker=C1, pid=1, status=-9))
+    job.give(Exited(worker=C1, process=process_of(C1, 1), status=-9))
     assert [each for each in job.recorded if isinstance(each, Notice)] == []

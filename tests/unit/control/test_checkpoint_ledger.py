@@ -6,6 +6,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.processes import process_of
 
 from holdfast.control.checkpoint_ledger import CheckpointLedger, Settled, WriteManifest, note_shard, settle
 from holdfast.control.membership import GridState, Membership, Phase, Record, Tell, decide
@@ -155,7 +156,7 @@ class Job:
 
     def __init__(self, **rules):
         self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out", **rules))
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+        self.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers))
         for worker in PLAN.workers:
             steps = tuple((layer, 0) for layer in PLAN.placement.layers_of(worker))
             self.give(Status(worker=worker, generation=1, layer_steps=steps, executed=()))
@@ -191,7 +192,7 @@ def test_logs_before_a_checkpoint_are_let_go_unless_a_loss_is_being_answered(los
     job = Job(logging=Logging())
     job.give(*(written(layer) for layer in range(LAYERS)))
     if lost:
-        job.give(Exited(worker=WorkerId(1, 1), pid=1, status=-9))
+        job.give(Exited(worker=WorkerId(1, 1), process=process_of(WorkerId(1, 1), 1), status=-9))
         assert job.state.phase is Phase.FORMING
     told = {(each.to, each.command) for each in job.give(Settled(step=4, url="u")) if isinstance(each, Tell)}
     assert told == (set() if lost else {(worker, Obsolete(step=4)) for worker in PLAN.workers})

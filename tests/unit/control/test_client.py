@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.processes import process_of
 from tests.waiting import LIMIT_S
 
 from holdfast.control.client import ControlClient, _Outbox
@@ -85,7 +86,7 @@ class Peer:
     """A worker, or the agent, that says what the test lets it say."""
 
     def __init__(self, port, worker, reattach_s=20.0, hello=None):
-        self.hello = hello or Hello(worker=worker, pid=1)
+        self.hello = hello or Hello(worker=worker, process=process_of(worker, 1))
         self.commands, self.closed = queue.SimpleQueue(), queue.SimpleQueue()
         self.client = ControlClient(
             f"127.0.0.1:{port}",
@@ -135,7 +136,9 @@ def running(peers):
         peer.client.send(Status(worker=peer.hello.worker, generation=1, layer_steps=layers, executed=()))
     for peer in (a, b):
         peer.expect(Resume)
-        peer.hello = Hello(worker=peer.hello.worker, pid=1, generation=1, activity="running", step=1)
+        peer.hello = Hello(
+            worker=peer.hello.worker, process=process_of(peer.hello.worker, 1), generation=1, activity="running", step=1
+        )
     return agent, a, b
 
 
@@ -158,7 +161,7 @@ def test_what_was_said_while_it_was_away_is_heard_after_the_hello(server, runnin
     again = peers(A, hello=a.hello)
     again.client.send(Heartbeat(worker=A, generation=1, step=1, op=0))
     again.client.send(Finished(worker=A, generation=1, step=3))
-    b.hello = Hello(worker=B, pid=1, generation=1, activity="finished", step=3)
+    b.hello = Hello(worker=B, process=process_of(B, 1), generation=1, activity="finished", step=3)
     server.start()
     b.expect(Attached)
     assert b.expect(Save).step == 3
@@ -167,10 +170,12 @@ def test_what_was_said_while_it_was_away_is_heard_after_the_hello(server, runnin
 def test_a_death_that_the_agent_saw_meanwhile_is_handled(server, running):
     agent, a, b = running
     server.kill()
-    agent.hello = Hello(worker=None, pid=1, exits=(Exited(worker=A, pid=1, status=-9),))
+    agent.hello = Hello(
+        worker=None, process=process_of(None, 1), exits=(Exited(worker=A, process=process_of(A, 1), status=-9),)
+    )
     a.client.close(drain_s=0.1)
     server.start()
-    assert agent.expect(Fence) == Fence(worker=A, pid=1)
+    assert agent.expect(Fence) == Fence(worker=A, process=process_of(A, 1))
     b.expect(Attached)
     install = b.expect(Install)
     assert (install.generation, install.plan.workers) == (2, (B,))
@@ -179,7 +184,9 @@ def test_a_death_that_the_agent_saw_meanwhile_is_handled(server, running):
 def test_last_words_are_heard_by_the_next_coordinator(server, running):
     agent, a, _ = running
     server.kill()
-    a.client.close(drain_s=0.0, last_words=Failure(worker=A, pid=1, error="no such data", user_fault=True))
+    a.client.close(
+        drain_s=0.0, last_words=Failure(worker=A, process=process_of(A, 1), error="no such data", user_fault=True)
+    )
     server.start()
     assert agent.expect(Ended).detail == "no such data"
 
@@ -193,7 +200,9 @@ def test_last_words_of_one_that_never_attached(server, peers):
         on_command=lambda command: None,
         on_closed=lambda error: None,
     )
-    unborn.close(drain_s=LIMIT_S, last_words=Failure(worker=A, pid=1, error="bad shape", user_fault=False))
+    unborn.close(
+        drain_s=LIMIT_S, last_words=Failure(worker=A, process=process_of(A, 1), error="bad shape", user_fault=False)
+    )
     assert agent.expect(Ended).detail == "worker 0.0: bad shape"
 
 
@@ -224,7 +233,7 @@ def beat(step):
 FINISHED = Finished(worker=A, generation=1, step=3)
 IN_HELLO = [
     beat(1),
-    Exited(worker=A, pid=1, status=-9),
+    Exited(worker=A, process=process_of(A, 1), status=-9),
     WorkerOffer(worker=None),
     Strike(worker=A, spec="kill-node:0@1"),
     Leaving(worker=A),
@@ -239,7 +248,7 @@ def parcel(stream):
 
 @pytest.mark.parametrize("message", IN_HELLO, ids=lambda message: type(message).__name__)
 def test_what_the_hello_says_is_not_sent_after_it(message):
-    outbox, hello = _Outbox(), Hello(worker=None, pid=1)
+    outbox, hello = _Outbox(), Hello(worker=None, process=process_of(None, 1))
     for each in (message, FINISHED, message):
         outbox.put(each)
     stream = outbox.open(lambda: hello)
@@ -251,7 +260,7 @@ def test_what_is_queued_while_the_hello_is_made_is_in_the_next_hello_or_sent_aft
     outbox, offers = _Outbox(), []
 
     def hello():
-        made = Hello(worker=None, pid=1, offers=tuple(offers))
+        made = Hello(worker=None, process=process_of(None, 1), offers=tuple(offers))
         if not offers:  # it comes just too late for this hello
             offers.append(A)
             outbox.put(WorkerOffer(worker=A))
@@ -259,12 +268,12 @@ def test_what_is_queued_while_the_hello_is_made_is_in_the_next_hello_or_sent_aft
 
     stream = outbox.open(hello)
     outbox.put(WorkerOffer(worker=B))
-    assert parcel(stream) == [Hello(worker=None, pid=1, offers=(A,))]
+    assert parcel(stream) == [Hello(worker=None, process=process_of(None, 1), offers=(A,))]
     assert parcel(stream) == [WorkerOffer(worker=B)]
 
 
 def test_what_comes_after_the_hello_is_sent_and_the_stream_before_gets_nothing():
-    outbox, hello = _Outbox(), Hello(worker=A, pid=1)
+    outbox, hello = _Outbox(), Hello(worker=A, process=process_of(A, 1))
     before = outbox.open(lambda: hello)
     stream = outbox.open(lambda: hello)
     outbox.put(beat(2))
@@ -282,7 +291,7 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_coordinator():
         client = ControlClient(
             f"127.0.0.1:{free.getsockname()[1]}",
             "token",
-            hello=lambda: Hello(worker=None, pid=1),
+            hello=lambda: Hello(worker=None, process=process_of(None, 1)),
             on_command=lambda command: None,
             on_closed=closed.put,
             reattach_s=0.2,

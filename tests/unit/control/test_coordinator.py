@@ -15,6 +15,7 @@ import time
 import grpc
 import msgspec
 import pytest
+from tests.processes import process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
@@ -75,7 +76,16 @@ from holdfast.telemetry.events import (
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
 TOKEN = "a-token-of-a-test"
-RAISED = Raised(worker=B, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, kind="ValueError", error="it", layer=0)
+RAISED = Raised(
+    worker=B,
+    process=process_of(B, 1),
+    generation=1,
+    step=0,
+    phase=WorkPhase.FORWARD,
+    kind="ValueError",
+    error="it",
+    layer=0,
+)
 
 
 def a_coordinator(store, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
@@ -114,7 +124,7 @@ class Service:
     def await_stream(self, worker):
         """Waits until a stream of this worker, or of the agent, is there."""
         here = self.coordinator._agent_here
-        until(lambda: (worker, 1) in self.coordinator._queues if worker else here.is_set())
+        until(lambda: (worker, process_of(worker, 1)) in self.coordinator._queues if worker else here.is_set())
 
     def join(self):
         self._thread.join(LIMIT_S)
@@ -135,7 +145,7 @@ class Client:
         self.worker = worker
         self._commands, self._shown = queue.SimpleQueue(), queue.SimpleQueue()
         self._closed = queue.SimpleQueue()
-        self.standing = Hello(worker=worker, pid=1)
+        self.standing = Hello(worker=worker, process=process_of(worker, 1))
         self._client = ControlClient(
             address,
             token,
@@ -198,16 +208,18 @@ def test_a_wrong_token_is_refused_and_nothing_is_answered(service, connect):
     assert isinstance(error, ConfigError)
     assert str(error) == f"coordinator at {service.address}: wrong or missing job token"
     assert client.got_nothing()
-    assert service.coordinator.decider.membership.roster.pids == {}
+    assert service.coordinator.decider.membership.roster.processes == {}
 
 
 def test_no_token_is_refused(service):
     with grpc.insecure_channel(service.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([pack([encode(Hello(worker=A, pid=1))])]))
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+            iter([pack([encode(Hello(worker=A, process=process_of(A, 1)))])])
+        )
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.decider.membership.roster.pids == {}
+    assert service.coordinator.decider.membership.roster.processes == {}
 
 
 def test_nobody_there_is_told():
@@ -266,7 +278,7 @@ def test_a_stream_that_is_replaced_does_not_look_like_the_end_of_the_job(service
     with grpc.insecure_channel(service.address) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
         told = queue.SimpleQueue()
-        told.put(pack([encode(Hello(worker=worker, pid=1))]))
+        told.put(pack([encode(Hello(worker=worker, process=process_of(worker, 1)))]))
         call = attach(iter(told.get, None), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S)
         service.await_stream(worker)
         newer = connect(worker)
@@ -284,14 +296,14 @@ def test_a_stream_that_is_replaced_does_not_look_like_the_end_of_the_job(service
 def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(service, connect):
     agent, a, b = attached(connect)
     a.close()
-    assert agent.expect(Fence) == Fence(worker=A, pid=1)
+    assert agent.expect(Fence) == Fence(worker=A, process=process_of(A, 1))
     install = b.expect(Install)
     assert (install.generation, install.plan.workers) == (2, (B,))
     store = DecisionStore(service.store)
     assert (store.latest().generation, store.latest().roster.lost) == (2, {A})
     assert excerpts(store.latest().running.plan, [B]) == {B: install.plan}
     store.close()
-    agent.send(Exited(worker=A, pid=1, status=-9))
+    agent.send(Exited(worker=A, process=process_of(A, 1), status=-9))
     b.send(status(B, 2))
     b.expect(Resume)
     assert agent.got_nothing()
@@ -299,15 +311,16 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
     assert detected == [Detected(worker="0.0", how="connection closed for 2 s", generation=1)]
 
 
-KILLED = """
+KILLED = f"""
 import sys, threading
 from holdfast.control.client import ControlClient
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId, Process
 client = ControlClient(
     sys.argv[1],
     sys.argv[2],
-    hello=lambda: Hello(worker=WorkerId(0, 0), pid=1),
+    hello=lambda: Hello(worker={A!r}, process={process_of(A, 1)!r}),
     on_command=lambda command: print(type(command).__name__, flush=True),
     on_closed=lambda error: None,
 )
@@ -320,9 +333,11 @@ def test_the_stream_of_a_killed_process_is_closed(service, connect):
     agent, b = connect(None), connect(B)
     command = [sys.executable, "-c", KILLED, service.address, TOKEN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert [process.stdout.readline().strip() for _ in range(2)] == ["Attached", "Install"]
-        os.kill(process.pid, signal.SIGKILL)
-    assert agent.expect(Fence) == Fence(worker=A, pid=1)
+        try:
+            assert [process.stdout.readline().strip() for _ in range(2)] == ["Attached", "Install"]
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    assert agent.expect(Fence) == Fence(worker=A, process=process_of(A, 1))
     b.expect(Attached)
     b.expect(Install)
     assert b.expect(Install).generation == 2
@@ -334,32 +349,36 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
     agent, b = connect(None), connect(B)
     b.expect(Attached)
     outbox = queue.SimpleQueue()
-    outbox.put(pack([encode(Hello(worker=A, pid=1))]))
+    outbox.put(pack([encode(Hello(worker=A, process=process_of(A, 1)))]))
     with grpc.insecure_channel(service.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
         answers = attach(iter(outbox.get, None), metadata=(("holdfast-token", TOKEN),))
         next(answers)
         outbox.put(nonsense)
-        assert agent.expect(Fence) == Fence(worker=A, pid=1)
+        assert agent.expect(Fence) == Fence(worker=A, process=process_of(A, 1))
         outbox.put(None)
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        Exited(worker=B, pid=1, status=-9),
-        Exited(worker=A, pid=1, status=-9),
+        Exited(worker=B, process=process_of(B, 1), status=-9),
+        Exited(worker=A, process=process_of(A, 1), status=-9),
         NodeLost(node=0, workers=(B,)),
         WorkerOffer(worker=None),
         Preempted(),
         Leaving(worker=B),
-        Failure(worker=B, pid=1, error="no such data", user_fault=True),
-        Failure(worker=A, pid=2, error="no such data", user_fault=True),
-        Hello(worker=B, pid=1),
-        Hello(worker=None, pid=1),
+        Failure(worker=B, process=process_of(B, 1), error="no such data", user_fault=True),
+        Failure(worker=A, process=process_of(A, 2), error="no such data", user_fault=True),
+        Hello(worker=B, process=process_of(B, 1)),
+        Hello(worker=None, process=process_of(None, 1)),
         Heartbeat(worker=B, generation=1, step=0, op=0),
-        Hello(worker=A, pid=1, raised=RAISED),
-        Hello(worker=A, pid=1, raised=msgspec.structs.replace(RAISED, worker=A, pid=2)),
+        Hello(worker=A, process=process_of(A, 1), raised=RAISED),
+        Hello(
+            worker=A,
+            process=process_of(A, 1),
+            raised=msgspec.structs.replace(RAISED, worker=A, process=process_of(A, 2)),
+        ),
         RAISED,
     ],
     ids=lambda message: f"{type(message).__name__}-{getattr(message, 'worker', '')}",
@@ -371,11 +390,15 @@ def test_who_speaks_for_somebody_else_is_not_heard(service, connect, forged):
     a.send(forged)
     assert a.closed() is None
     after = service.coordinator.decider.membership
-    assert (after.roster.lost, after.roster.pids, after.phase) == (before.roster.lost, before.roster.pids, before.phase)
+    assert (after.roster.lost, after.roster.processes, after.phase) == (
+        before.roster.lost,
+        before.roster.processes,
+        before.phase,
+    )
     assert (after.roster.leaving, after.vacancies.offers, after.exceptions.raised) == (frozenset(), (), ())
     assert agent.got_nothing()
     assert b.got_nothing()
-    text = f"worker 0.0 (process 1) sent a {type(forged).__name__} that is not its own: its connection ends"
+    text = f"worker 0.0 (process 7) sent a {type(forged).__name__} that is not its own: its connection ends"
     assert text in {event.text for _, event in read_events(service.events) if isinstance(event, Notice)}
 
 
@@ -391,11 +414,16 @@ def test_the_agent_does_not_speak_for_workers(service, connect):
 def test_a_first_message_for_two_is_refused(service):
     with grpc.insecure_channel(service.address) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        parcel = pack([encode(Hello(worker=A, pid=1)), encode(Exited(worker=B, pid=1, status=-9))])
+        parcel = pack(
+            [
+                encode(Hello(worker=A, process=process_of(A, 1))),
+                encode(Exited(worker=B, process=process_of(B, 1), status=-9)),
+            ]
+        )
         with pytest.raises(grpc.RpcError) as caught:
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert service.coordinator.decider.membership.roster.pids == {}
+    assert service.coordinator.decider.membership.roster.processes == {}
 
 
 def test_who_is_expelled_is_not_heard_any_more(service, connect):
@@ -404,7 +432,7 @@ def test_who_is_expelled_is_not_heard_any_more(service, connect):
     told = queue.SimpleQueue()
     with grpc.insecure_channel(service.address) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        told.put(pack([encode(Hello(worker=A, pid=666))]))  # another process has its place
+        told.put(pack([encode(Hello(worker=A, process=process_of(A, 666)))]))  # another process has its place
         call = attach(iter(told.get, None), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S)
         commands = [decode_command(each) for parcel in call for each in unpack(parcel)]
         assert [type(command) for command in commands] == [Expel]
@@ -417,11 +445,11 @@ def test_who_is_expelled_is_not_heard_any_more(service, connect):
 def test_the_share_of_one_worker_is_good_for_no_other_name(service, worker):
     with grpc.insecure_channel(service.address) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        parcel = pack([encode(Hello(worker=worker, pid=1))])
+        parcel = pack([encode(Hello(worker=worker, process=process_of(worker, 1)))])
         with pytest.raises(grpc.RpcError) as caught:
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, share(TOKEN, str(A))),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert service.coordinator.decider.membership.roster.pids == {}
+    assert service.coordinator.decider.membership.roster.processes == {}
     assert not service.coordinator._agent_here.is_set()
 
 
@@ -485,7 +513,7 @@ def test_an_agent_that_comes_late_still_hears_how_the_job_ended(service, connect
     """The job has ended before the agent's call arrives: a worker that fails at once can be that fast."""
     a = connect(A)
     a.expect(Attached)
-    a.send(Failure(worker=A, pid=1, error="no such data", user_fault=True))
+    a.send(Failure(worker=A, process=process_of(A, 1), error="no such data", user_fault=True))
     a.expect(Shutdown)
     assert connect(None).expect(Ended).detail == "no such data"
 
@@ -503,7 +531,12 @@ def test_a_bug_of_ours_ends_the_job_instead_of_leaving_it_waiting(service, conne
 def test_everything_is_timed_by_the_clock_that_stands_still_with_us_and_logged_by_the_other(tmp_path):
     store, log = DecisionStore(tmp_path / "control.db"), EventLog(tmp_path / "events.jsonl")
     coordinator = a_coordinator(store, log, clock=lambda: 1000.0, awake=lambda: 7.0)
-    for event in (Hello(worker=A, pid=1), Hello(worker=B, pid=1), Closed(worker=A, pid=1), Tick(gap_s=5.0)):
+    for event in (
+        Hello(worker=A, process=process_of(A, 1)),
+        Hello(worker=B, process=process_of(B, 1)),
+        Closed(worker=A, process=process_of(A, 1)),
+        Tick(gap_s=5.0),
+    ):
         coordinator.decider.handle(event)
     assert (coordinator.decider.membership.contact.detached, coordinator.decider.membership.watch.now) == (
         {A: 7.0},
@@ -542,7 +575,9 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
     coordinator = a_coordinator(store, log, steps=9)
     statuses = [Status(worker=w, generation=1, layer_steps=((0, 0), (1, 0)), executed=()) for w in (A, B)]
     joined = [Joined(worker=w, generation=1) for w in (A, B)]
-    coordinator.decider.take([Hello(worker=A, pid=1), Hello(worker=B, pid=1), *statuses, *joined])
+    coordinator.decider.take(
+        [Hello(worker=A, process=process_of(A, 1)), Hello(worker=B, process=process_of(B, 1)), *statuses, *joined]
+    )
     with contextlib.suppress(OSError):
         (disk / "filler").write_bytes(b"x" * (1 << 18))
     with contextlib.suppress(StoreAway):
@@ -556,7 +591,7 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
     assert text.endswith(
         "control.db: database or disk is full; decisions wait until it can be written, training goes on"
     )
-    coordinator.decider.take([Exited(worker=B, pid=1, status=-9)])
+    coordinator.decider.take([Exited(worker=B, process=process_of(B, 1), status=-9)])
     kind, text = coordinator.decider.remarks.get_nowait()
     assert kind == "store-all", "told although another line was"
     assert text.endswith(f"full; the answer to the loss of {B} waits until it can be written: training stands still")
@@ -578,5 +613,5 @@ def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
     assert agent.expect(Gathered) == Gathered(missing=(), of=2)
     for client in (a, b):
         client.expect(Attached)
-    agent.send(Exited(worker=B, pid=1, status=-9))
+    agent.send(Exited(worker=B, process=process_of(B, 1), status=-9))
     assert agent.expect(Told).news == Detected(worker=str(B), how="process ended: signal 9", generation=1)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.decider import Decider
 from holdfast.control.membership import GridState, Membership, Tell, plan_recovery
@@ -63,7 +64,7 @@ def decider(world):
         awake=lambda: world.now,
         outside=world,
     )
-    made.take([Hello(worker=worker, pid=1) for worker in PLAN.workers])
+    made.take([Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers])
     states = [Status(worker=w, generation=1, layer_steps=((0, 0), (1, 0)), executed=()) for w in PLAN.workers]
     made.take([*states, *(Joined(worker=worker, generation=1) for worker in PLAN.workers)])
     world.new()
@@ -71,7 +72,7 @@ def decider(world):
 
 
 def died(worker):
-    return Exited(worker=worker, pid=1, status=-9)
+    return Exited(worker=worker, process=process_of(worker, 1), status=-9)
 
 
 def told(came, kind, how="sent"):
@@ -108,7 +109,7 @@ def test_who_is_missing_is_told_while_they_gather(world):
     membership = Membership(rules=rules, grid=GridState(baseline=PLAN))
     nobody = lambda: 0.0  # noqa: E731
     decider = Decider(membership=membership, store=world, log=world, clock=nobody, awake=nobody, outside=world)
-    decider.take([Hello(worker=A, pid=1)])
+    decider.take([Hello(worker=A, process=process_of(A, 1))])
     assert told(world.new(), Gathered) == [Gathered(missing=(B, C, *OTHERS), of=len(PLAN.workers))]
 
 

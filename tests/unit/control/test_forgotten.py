@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import (
     Closed,
@@ -48,13 +49,13 @@ GENERATION = 5
 WHY = "the store of decisions is empty, though some were made"
 
 
-def hello(worker, pid=1, **more):
+def hello(worker, number=1, **more):
     more = {"generation": GENERATION, "activity": "running", "step": 3, **more}
-    return Hello(worker=worker, pid=pid, **more)
+    return Hello(worker=worker, process=process_of(worker, number), **more)
 
 
 def agent(*exits, **more):
-    return Hello(worker=None, pid=9, exits=tuple(exits), **{"generation": GENERATION, **more})
+    return Hello(worker=None, process=process_of(None, 9), exits=tuple(exits), **{"generation": GENERATION, **more})
 
 
 def holds(worker, *layers, generation, step=3):
@@ -103,7 +104,10 @@ def test_an_empty_store_is_noticed_by_the_first_worker_and_all_that_live_save():
 
 def test_whoever_holds_a_layer_saves_it_wherever_the_plan_of_the_beginning_had_it():
     """1.0 and 1.1 had died, and 0.1 had taken the place of 0.0, who is newly back in that of 0.1."""
-    dead = (Exited(worker=W10, pid=1, status=-9), Exited(worker=W11, pid=1, status=-9))
+    dead = (
+        Exited(worker=W10, process=process_of(W10, 1), status=-9),
+        Exited(worker=W11, process=process_of(W11, 1), status=-9),
+    )
     job = Job().give(agent(*dead), hello(W01), hello(W00))
     new = GENERATION + 1
     job.give(holds(W01, 0, 1, generation=new), holds(W00, 2, generation=new))
@@ -114,14 +118,14 @@ def test_whoever_holds_a_layer_saves_it_wherever_the_plan_of_the_beginning_had_i
 
 
 def test_the_agent_knows_that_there_was_more_and_its_dead_are_not_the_end_of_a_beginning():
-    job = Job().give(agent(Exited(worker=W10, pid=1, status=-9)))
+    job = Job().give(agent(Exited(worker=W10, process=process_of(W10, 1), status=-9)))
     assert (job.state.phase, job.state.past_lost) == (Phase.REATTACHING, WHY)
     assert not job.commands(Ended)
 
 
 @pytest.mark.parametrize("agent_first", [True, False])
 def test_a_later_process_of_a_worker_that_had_died_is_let_in(agent_first):
-    events = [agent(Exited(worker=W10, pid=1, status=-9)), hello(W10, pid=2)]
+    events = [agent(Exited(worker=W10, process=process_of(W10, 1), status=-9)), hello(W10, number=2)]
     job = Job().give(*(events if agent_first else events[::-1]))
     assert [each.reason for _, each in job.commands(Expel)] == ["held for lost: process ended: signal 9"] * agent_first
     assert W10 not in job.state.roster.lost
@@ -155,7 +159,7 @@ def test_whoever_does_not_come_back_is_not_waited_for_beyond_the_limit():
 
 def test_a_death_while_all_save_begins_that_anew_and_starts_nobody():
     job = Job().give(agent(offers=(None,)), *(hello(w) for w in PLAN.workers))
-    job.give(Exited(worker=W00, pid=1, status=-9))
+    job.give(Exited(worker=W00, process=process_of(W00, 1), status=-9))
     assert {each.generation for _, each in job.commands(Install)} == {GENERATION + 1, GENERATION + 2}
     assert not job.commands(StartWorker)
     new = GENERATION + 2
@@ -164,7 +168,7 @@ def test_a_death_while_all_save_begins_that_anew_and_starts_nobody():
 
 
 def test_all_dead_is_told_as_that():
-    job = Job().give(agent(*(Exited(worker=w, pid=1, status=-9) for w in PLAN.workers)))
+    job = Job().give(agent(*(Exited(worker=w, process=process_of(w, 1), status=-9) for w in PLAN.workers)))
     ((_, ended),) = job.commands(Ended)
     assert (ended.outcome, ended.detail) == ("lost", "every worker is lost; nothing could be saved")
 
@@ -172,7 +176,7 @@ def test_all_dead_is_told_as_that():
 def test_who_was_away_is_not_judged_by_its_silence_meanwhile():
     job = Job().give(agent(), hello(W00), hello(W01), hello(W10), hello(W11))
     beat = Heartbeat(worker=W10, generation=GENERATION, step=3, op=0, moves=1, busy_s=0.0, slowest_s=0.1)
-    job.give(beat, now=1.0).give(Closed(worker=W10, pid=1), now=1.5).give(hello(W10), now=9.0)
+    job.give(beat, now=1.0).give(Closed(worker=W10, process=process_of(W10, 1)), now=1.5).give(hello(W10), now=9.0)
     assert W10 not in job.state.watch.vitals
 
 
@@ -185,16 +189,19 @@ def test_a_job_that_has_not_begun_knows_no_past():
 def test_who_was_told_to_be_gone_before_the_decisions_were_lost_is_not_told_again():
     """1.0 had died, 1.1 had left in order; 0.1, whose second process this is, died while nobody was there to tell."""
     told = [
-        *(WorkerReady(worker=str(worker), pid=1) for worker in PLAN.workers),
+        *(WorkerReady(worker=str(worker), pid=7, nonce=process_of(worker, 1).nonce) for worker in PLAN.workers),
         Detected(worker=str(W10), how="process ended: signal 9", generation=1),
         Parted(worker=str(W11), step=3),
         Detected(worker=str(W01), how="no sign of life", generation=2),
-        WorkerReady(worker=str(W01), pid=2),
+        WorkerReady(worker=str(W01), pid=7, nonce=process_of(W01, 2).nonce),
     ]
-    assert gone_before(told) == {(W10, 1), (W11, 1), (W01, 1)}
+    assert gone_before(told) == {process_of(worker, 1).nonce for worker in (W10, W11, W01)}
     exits = [(W10, 1, -9), (W11, 1, 0), (W01, 2, -9)]
     job = Job(replace(BLANK, contact=replace(BLANK.contact, told_gone=gone_before(told))))
-    job.give(hello(W00), agent(*(Exited(worker=w, pid=pid, status=status) for w, pid, status in exits)))
+    job.give(
+        hello(W00),
+        agent(*(Exited(worker=w, process=process_of(w, number), status=status) for w, number, status in exits)),
+    )
     assert [(e.worker, e.how) for e in job.recorded if isinstance(e, Detected)] == [
         (str(W01), "process ended: signal 9")
     ]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import Handover, Improved, Phase, Tick
 from holdfast.control.membership.watching import SUSPICION_GRACE_S
@@ -91,8 +92,11 @@ def test_a_coordinator_that_was_away_while_layers_were_offered_makes_all_begin_a
     generation = asked.state.running.upcoming.generation
     asked.give(Joined(worker=first, generation=generation, step=3))
     assert asked.state.running.upcoming is None, "they have gone over, and not all are connected"
-    hellos = [Hello(worker=w, pid=1, generation=generation, activity="running", step=4) for w in BEFORE.workers]
-    asked.restarted().give(Hello(worker=None, pid=0), *hellos)
+    hellos = [
+        Hello(worker=w, process=process_of(w, 1), generation=generation, activity="running", step=4)
+        for w in BEFORE.workers
+    ]
+    asked.restarted().give(Hello(worker=None, process=process_of(None, 0)), *hellos)
     assert [event.adopted for event in asked.recorded if isinstance(event, Reattached)] == [False]
 
 

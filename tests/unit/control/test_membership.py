@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import (
     AnswerPlanned,
@@ -104,11 +105,11 @@ class Job(DecidedJob):
 
 
 def hellos(plan=PLAN):
-    return [Hello(worker=worker, pid=1) for worker in plan.workers]
+    return [Hello(worker=worker, process=process_of(worker, 1)) for worker in plan.workers]
 
 
 def died(worker):
-    return Exited(worker=worker, pid=1, status=-9)
+    return Exited(worker=worker, process=process_of(worker, 1), status=-9)
 
 
 @pytest.fixture
@@ -137,35 +138,44 @@ def test_gathers_until_everyone_attached():
 
 
 def test_the_agent_attaches_without_becoming_a_member(forming):
-    assert forming.give(Hello(worker=None, pid=1)).told == []
+    assert forming.give(Hello(worker=None, process=process_of(None, 1))).told == []
 
 
 def test_a_stranger_that_was_told_of_a_past_is_sent_away(forming):
-    (told,) = forming.give(Hello(worker=STRANGER, pid=1, generation=1)).told
+    (told,) = forming.give(Hello(worker=STRANGER, process=process_of(STRANGER, 1), generation=1)).told
     assert told == (STRANGER, Expel(reason="worker 7.7 is no member any more"))
 
 
 def gathering(limit_s=10.0):
     job = Job()
     job.state = replace(job.state, vacancies=replace(job.state.vacancies, starting=Starting(limit_s=limit_s)))
-    return job.give(*(Started(worker=worker, pid=1) for worker in PLAN.workers))
+    return job.give(*(Started(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers))
 
 
 @pytest.mark.parametrize("attached", [True, False])
 def test_a_worker_that_dies_while_starting_is_started_again_once(attached):
-    job = gathering().give(*hellos()[: 2 if attached else 1], Exited(worker=W01, pid=1, status=1))
+    job = gathering().give(*hellos()[: 2 if attached else 1], Exited(worker=W01, process=process_of(W01, 1), status=1))
     assert job.commands(StartWorker) == {None: StartWorker(worker=W01, first=True)}
-    assert job.give(Exited(worker=W01, pid=1, status=1)).told == [], "the same one, told again"
-    job.give(Started(worker=W01, pid=2), *hellos()[2:], Hello(worker=W00, pid=1))
+    assert job.give(Exited(worker=W01, process=process_of(W01, 1), status=1)).told == [], "the same one, told again"
+    job.give(
+        Started(worker=W01, process=process_of(W01, 2)), *hellos()[2:], Hello(worker=W00, process=process_of(W00, 1))
+    )
     assert job.state.phase is Phase.GATHERING
-    job.give(Hello(worker=W01, pid=2))
+    job.give(Hello(worker=W01, process=process_of(W01, 2)))
     assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
 
 
 @pytest.mark.parametrize("attached", [True, False])
 def test_a_worker_that_dies_while_starting_twice_ends_the_job(attached):
-    job = gathering().give(hellos()[0], Exited(worker=W01, pid=1, status=1), Started(worker=W01, pid=2))
-    job.give(*[Hello(worker=W01, pid=2)] * attached, Exited(worker=W01, pid=2, status=-9))
+    job = gathering().give(
+        hellos()[0],
+        Exited(worker=W01, process=process_of(W01, 1), status=1),
+        Started(worker=W01, process=process_of(W01, 2)),
+    )
+    job.give(
+        *[Hello(worker=W01, process=process_of(W01, 2))] * attached,
+        Exited(worker=W01, process=process_of(W01, 2), status=-9),
+    )
     assert job.ended.outcome == "error"
     assert job.ended.detail == "worker 0.1 was lost while starting, twice (process ended: signal 9)"
     assert job.commands(Shutdown).keys() == set(PLAN.workers)
@@ -175,10 +185,10 @@ def test_a_worker_that_hangs_while_starting_is_ended_and_started_again_once():
     job = gathering().give(*hellos()[:3])
     assert job.give(Tick(), now=9.9).told == []
     assert job.give(Tick(), now=10.1).told == [
-        (None, Fence(worker=W11, pid=1)),
+        (None, Fence(worker=W11, process=process_of(W11, 1))),
         (None, StartWorker(worker=W11, first=True)),
     ]
-    assert job.give(Started(worker=W11, pid=2), now=11.0).give(Tick(), now=20.9).told == []
+    assert job.give(Started(worker=W11, process=process_of(W11, 2)), now=11.0).give(Tick(), now=20.9).told == []
     assert job.give(Tick(), now=21.1).ended.detail == (
         "worker 1.1 was lost while starting, twice (it did not start within 10 s (control.start_s))"
     )
@@ -186,27 +196,47 @@ def test_a_worker_that_hangs_while_starting_is_ended_and_started_again_once():
 
 def test_one_that_was_given_up_while_starting_cannot_come_any_more():
     job = gathering().give(*hellos()[:3], Tick(), now=10.1)
-    (told,) = job.give(Hello(worker=W11, pid=1)).told
+    (told,) = job.give(Hello(worker=W11, process=process_of(W11, 1))).told
     assert told == (W11, Expel(reason="worker 1.1 is no member any more"))
-    assert job.give(Exited(worker=W11, pid=1, status=-9)).told == []
-    job.give(Hello(worker=W11, pid=2))  # before the agent could say that it was started
+    assert job.give(Exited(worker=W11, process=process_of(W11, 1), status=-9)).told == []
+    job.give(Hello(worker=W11, process=process_of(W11, 2)))  # before the agent could say that it was started
     assert job.state.generation == 1
-    assert job.give(Started(worker=W11, pid=2)).give(Tick(), now=99.0).commands(StartWorker) == {}
+    assert job.give(Started(worker=W11, process=process_of(W11, 2))).give(Tick(), now=99.0).commands(StartWorker) == {}
 
 
 def test_an_agent_that_comes_back_is_asked_again_for_what_it_was_not_told_of():
-    job = gathering().give(*hellos()[:3], Tick(), Closed(worker=None, pid=0), now=10.1)
-    started = tuple(Started(worker=worker, pid=1) for worker in PLAN.workers[:3])
-    again = Hello(worker=None, pid=1, exits=(Exited(worker=W11, pid=1, status=-9),), started=started)
+    job = gathering().give(*hellos()[:3], Tick(), Closed(worker=None, process=process_of(None, 0)), now=10.1)
+    started = tuple(Started(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers[:3])
+    again = Hello(
+        worker=None,
+        process=process_of(None, 1),
+        exits=(Exited(worker=W11, process=process_of(W11, 1), status=-9),),
+        started=started,
+    )
     assert job.give(again).told == [(None, StartWorker(worker=W11, first=True))]
-    told_of = Hello(worker=None, pid=1, coming=(W11,), started=(*started, Started(worker=W11, pid=2)))
+    told_of = Hello(
+        worker=None,
+        process=process_of(None, 1),
+        coming=(W11,),
+        started=(*started, Started(worker=W11, process=process_of(W11, 2))),
+    )
     assert job.give(told_of, now=50.0).told == []
     assert job.give(Tick(), now=60.1).ended is not None, "it is waited for from when it was heard of"
 
 
-def test_a_node_whose_processes_are_not_known_yet_is_fenced_by_its_workers():
+def test_a_node_whose_processes_are_not_known_yet_is_started_again_and_nothing_is_fenced():
     job = Job().give(NodeLost(node=1, workers=(W10, W11)))
-    assert [c for _, c in job.told if isinstance(c, Fence)] == [Fence(worker=W10, pid=0), Fence(worker=W11, pid=0)]
+    assert [command for _, command in job.told if isinstance(command, Fence | StartWorker)] == [
+        StartWorker(worker=W10, first=True),
+        StartWorker(worker=W11, first=True),
+    ]
+
+
+def test_a_node_of_which_an_end_was_told_before_is_not_lost_twice():
+    job = gathering().give(Exited(worker=W10, process=process_of(W10, 1), status=-9))
+    told = job.give(NodeLost(node=1, workers=(W10, W11))).told
+    assert [command for _, command in told if isinstance(command, StartWorker)] == [StartWorker(worker=W11, first=True)]
+    assert job.ended is None
 
 
 def test_a_node_that_is_gone_while_starting_is_started_again():
@@ -257,7 +287,7 @@ def test_rebuilt_is_noted_when_all_have_joined(running):
 @pytest.mark.parametrize("phase", ["forming", "running", "saving"])
 @pytest.mark.parametrize(
     "events",
-    [[(died(W10), 0.0)], [(Closed(worker=W10, pid=1), 0.0), (Tick(), DETACHED_GRACE_S)]],
+    [[(died(W10), 0.0)], [(Closed(worker=W10, process=process_of(W10, 1)), 0.0), (Tick(), DETACHED_GRACE_S)]],
     ids=["exited", "closed"],
 )
 def test_a_loss_forms_a_new_generation_of_the_others(request, phase, events):
@@ -267,7 +297,7 @@ def test_a_loss_forms_a_new_generation_of_the_others(request, phase, events):
     plan = adaptive_plan(PLAN, [W10])
     assert job.state.phase is Phase.FORMING
     assert job.commands(Install) == dict.fromkeys([W00, W01, W11], Install(generation=2, plan=plan))
-    assert job.commands(Fence) == {None: Fence(worker=W10, pid=1)}
+    assert job.commands(Fence) == {None: Fence(worker=W10, process=process_of(W10, 1))}
     assert [type(event) for event in job.recorded] == [Detected, Installed]
     assert job.recorded[0].generation == 1
     job.status(3)
@@ -276,11 +306,11 @@ def test_a_loss_forms_a_new_generation_of_the_others(request, phase, events):
 
 def test_how_it_was_detected_is_told(running):
     assert running.give(died(W10)).recorded[0].how == "process ended: signal 9"
-    running.give(Closed(worker=W11, pid=1), now=5.0)
+    running.give(Closed(worker=W11, process=process_of(W11, 1)), now=5.0)
     assert running.give(Tick(), now=5.0 + DETACHED_GRACE_S).recorded[0].how == "connection closed for 2 s"
 
 
-@pytest.mark.parametrize("again", [died(W10), Closed(worker=W10, pid=1)])
+@pytest.mark.parametrize("again", [died(W10), Closed(worker=W10, process=process_of(W10, 1))])
 def test_one_death_reported_twice_is_one(running, again):
     running.give(died(W10))
     before = running.state
@@ -325,7 +355,9 @@ def test_a_lost_worker_has_no_say(running):
 
 
 def test_a_failure_of_a_lost_worker_does_not_end_the_job(running):
-    running.give(died(W10)).give(Failure(worker=W10, pid=1, error="my socket broke", user_fault=False))
+    running.give(died(W10)).give(
+        Failure(worker=W10, process=process_of(W10, 1), error="my socket broke", user_fault=False)
+    )
     assert running.ended is None
 
 
@@ -336,7 +368,7 @@ def test_a_stranger_has_no_say(forming):
 
 
 def test_a_lost_worker_that_attaches_again_is_sent_away(running):
-    running.give(died(W10)).give(Hello(worker=W10, pid=1))
+    running.give(died(W10)).give(Hello(worker=W10, process=process_of(W10, 1)))
     assert running.told == [(W10, Expel(reason="worker 1.0 is no member any more"))]
     assert W10 in running.state.roster.lost
 
@@ -480,7 +512,11 @@ def test_nothing_can_be_suspected_before_the_first_generation():
     [(True, "user-error", "no such file"), (False, "error", "worker 0.1: no such file\nTraceback")],
 )
 def test_a_failure_of_a_worker_ends_the_job(running, user_fault, outcome, detail):
-    running.give(Failure(worker=W01, pid=1, error="no such file", user_fault=user_fault, traceback="Traceback\n"))
+    running.give(
+        Failure(
+            worker=W01, process=process_of(W01, 1), error="no such file", user_fault=user_fault, traceback="Traceback\n"
+        )
+    )
     assert (running.ended.outcome, running.ended.detail) == (outcome, detail)
     assert running.commands(Shutdown).keys() == set(PLAN.workers)
 
@@ -543,14 +579,18 @@ def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
         phase=Phase.RUNNING,
         running=Running(plan=PLAN),
     )
-    state = replace(state, generation=1, roster=replace(state.roster, pids=dict.fromkeys(PLAN.workers, 1)))
+    state = replace(
+        state,
+        generation=1,
+        roster=replace(state.roster, processes={worker: process_of(worker, 1) for worker in PLAN.workers}),
+    )
     victim = PLAN.workers[-1]
     assert frozenset({victim}) in unplanned(state)
     recovery = plan_recovery(state, frozenset({victim}))
     prepared, outputs = decide(state, AnswerPlanned(lost=frozenset({victim}), recovery=recovery))
     assert outputs == ()
     assert frozenset({victim}) not in unplanned(prepared)
-    death = Exited(worker=victim, pid=1, status=-9)
+    death = Exited(worker=victim, process=process_of(victim, 1), status=-9)
     with_it, without = decide(prepared, death), decide(state, death)
     assert with_it[1] == without[1]
     assert with_it[0].running.plan is recovery.plan, "the prepared one, not one made anew"
@@ -560,8 +600,8 @@ def test_an_answer_prepared_ahead_is_used_and_is_the_same_as_one_made_in_time():
 # Workers come and go.
 
 
-def again(worker, pid=2):
-    return Hello(worker=worker, pid=pid)
+def again(worker, number=2):
+    return Hello(worker=worker, process=process_of(worker, number))
 
 
 @pytest.fixture
@@ -731,14 +771,14 @@ def test_a_loss_sends_whoever_has_no_state_back_to_the_door(request, stage, prep
 
 @pytest.mark.parametrize("stage", ["coming", "entered"])
 def test_a_joiner_that_dies_is_one_more_loss(request, stage):
-    job = request.getfixturevalue(stage).give(Exited(worker=W10, pid=2, status=-9))
+    job = request.getfixturevalue(stage).give(Exited(worker=W10, process=process_of(W10, 2), status=-9))
     assert job.commands(Install).keys() == {W00, W01, W11}
     assert job.state.roster.lost == {W10}
     assert job.status(6).joined().state.running.upcoming is None
 
 
 def test_a_joiner_that_dies_before_anybody_was_told_of_it_concerns_nobody(running):
-    running.give(died(W10), again(W10)).give(Exited(worker=W10, pid=2, status=-9))
+    running.give(died(W10), again(W10)).give(Exited(worker=W10, process=process_of(W10, 2), status=-9))
     assert running.commands(Install) == {}
     assert (running.state.generation, running.state.roster.lost, running.state.roster.arriving) == (
         2,
@@ -749,7 +789,7 @@ def test_a_joiner_that_dies_before_anybody_was_told_of_it_concerns_nobody(runnin
 
 def test_the_end_of_the_process_before_does_not_touch_the_new_one(coming):
     before = coming.state
-    for late in (died(W10), Closed(worker=W10, pid=1)):
+    for late in (died(W10), Closed(worker=W10, process=process_of(W10, 1))):
         assert coming.give(late).told == []
     assert coming.state == before
 
@@ -782,10 +822,10 @@ def test_who_was_told_to_go_goes_at_a_boundary(steady):
 
 
 def test_the_orderly_end_of_who_goes_is_no_loss_whenever_it_is_seen(steady):
-    over = Exited(worker=W10, pid=1, status=0)
+    over = Exited(worker=W10, process=process_of(W10, 1), status=0)
     steady.give(Leaving(worker=W10), over)
     assert (steady.recorded, steady.state.roster.lost) == ([], frozenset())
-    steady.give(Left(worker=W10, generation=2, step=4), over, Closed(worker=W10, pid=1))
+    steady.give(Left(worker=W10, generation=2, step=4), over, Closed(worker=W10, process=process_of(W10, 1)))
     assert not [event for event in steady.recorded if isinstance(event, Detected)]
 
 
@@ -801,7 +841,7 @@ def test_time_passes_though_who_was_sent_away_had_lost_its_connection_before():
     job.state = replace(job.state, restoring=replace(job.state.restoring, restorable=(StateAt(url="store", step=4),)))
     first, idle = WorkerId(0, 0), WorkerId(3, 0)
     lasts = tuple(worker for worker in plan.workers if worker.stage == 1)
-    job.give(*hellos(plan), Closed(worker=idle, pid=1), NodeLost(node=0, workers=(first, *lasts)))
+    job.give(*hellos(plan), Closed(worker=idle, process=process_of(idle, 1)), NodeLost(node=0, workers=(first, *lasts)))
     assert isinstance(job.commands(Expel)[idle], Expel)
     job.give(Suspect(worker=WorkerId(1, 0), generation=2, peer=None, detail="reset"))
     job.give(Tick(), now=DETACHED_GRACE_S)
@@ -879,27 +919,29 @@ THREE = regular_plan(3, split_evenly(2, 2), 1)
 
 
 def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_place_is_vacant_again(short):
-    short.give(WorkerOffer(worker=W10), Exited(worker=W10, pid=7, status=1))
+    short.give(WorkerOffer(worker=W10), Exited(worker=W10, process=process_of(W10, 7), status=1))
     assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}
-    assert short.give(Exited(worker=W10, pid=7, status=1)).told == []
-    (notice,) = short.give(Exited(worker=W10, pid=8, status=1)).recorded
+    assert short.give(Exited(worker=W10, process=process_of(W10, 7), status=1)).told == []
+    (notice,) = short.give(Exited(worker=W10, process=process_of(W10, 8), status=1)).recorded
     assert "lost before it had attached (process ended: exit code 1)" in notice.text
     assert short.give(WorkerOffer(worker=W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
-    assert short.give(Exited(worker=W10, pid=9, status=1)).commands(StartWorker) == {None: StartWorker(worker=W10)}
+    assert short.give(Exited(worker=W10, process=process_of(W10, 9), status=1)).commands(StartWorker) == {
+        None: StartWorker(worker=W10)
+    }
 
 
 def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_place_is_vacant_again(short):
     short.state = replace(short.state, vacancies=replace(short.state.vacancies, starting=Starting(limit_s=10.0)))
-    short.give(WorkerOffer(worker=W10), Started(worker=W10, pid=7), now=50.0)
+    short.give(WorkerOffer(worker=W10), Started(worker=W10, process=process_of(W10, 7)), now=50.0)
     assert short.give(Tick(), now=59.9).told == []
     short.give(Tick(), now=60.1)
     assert [c for _, c in short.told if isinstance(c, Fence | StartWorker)] == [
-        Fence(worker=W10, pid=7),
+        Fence(worker=W10, process=process_of(W10, 7)),
         StartWorker(worker=W10),
     ]
-    short.give(Started(worker=W10, pid=8), now=61.0).give(Tick(), now=71.1)
+    short.give(Started(worker=W10, process=process_of(W10, 8)), now=61.0).give(Tick(), now=71.1)
     assert [command for _, command in short.told if isinstance(command, Fence | StartWorker)] == [
-        Fence(worker=W10, pid=8)
+        Fence(worker=W10, process=process_of(W10, 8))
     ]
     assert short.give(WorkerOffer(worker=W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
 
@@ -928,7 +970,9 @@ def beats(job, **changes):
 
 
 def test_a_connection_that_a_pause_of_everybody_kept_away_has_its_grace_after_it(steady):
-    steady.give(Tick(), now=10.0).give(*beats(steady), now=10.1).give(Closed(worker=W11, pid=1), now=10.2)
+    steady.give(Tick(), now=10.0).give(*beats(steady), now=10.1).give(
+        Closed(worker=W11, process=process_of(W11, 1)), now=10.2
+    )
     others = [beat for beat in beats(steady) if beat.worker != W11]
     steady.give(Tick(gap_s=9.0), now=12.1)
     for at in (12.5, 13.0, 13.5, 14.0):
@@ -945,7 +989,7 @@ def test_a_silent_worker_is_told_that_it_is_out_and_is_fenced(steady):
         worker="1.1", how="no sign of life for 2.2 s", generation=1
     )
     assert steady.commands(Expel) == {W11: Expel(reason="held for lost: no sign of life for 2.2 s")}
-    assert steady.commands(Fence) == {None: Fence(worker=W11, pid=1)}
+    assert steady.commands(Fence) == {None: Fence(worker=W11, process=process_of(W11, 1))}
     assert steady.commands(Install).keys() == {W00, W01, W10}
 
 
@@ -1016,10 +1060,10 @@ def test_a_strike_is_passed_on_to_the_agent(steady):
 
 def test_the_closed_connection_of_one_that_has_left_keeps_nobody_else_from_being_judged(running):
     """It is told between the vote and the boundary; later ticks must not stumble over a worker that is gone."""
-    running.joined().give(Leaving(worker=W10)).give(Closed(worker=W10, pid=1), now=1.0)
+    running.joined().give(Leaving(worker=W10)).give(Closed(worker=W10, process=process_of(W10, 1)), now=1.0)
     running.joined(step=5).give(Tick(), now=1.0)
     assert (running.state.roster.lost, running.state.contact.detached) == ({W10}, {})
-    running.give(Closed(worker=W11, pid=1), now=1.5)
+    running.give(Closed(worker=W11, process=process_of(W11, 1)), now=1.5)
     for at in (2.0, 2.5, 3.0, 3.5):
         assert running.state.roster.lost == {W10}
         running.give(Tick(), now=at)
@@ -1036,23 +1080,27 @@ def test_one_that_enters_and_is_told_to_go_does_so_when_it_has_caught_up(entered
 
 
 def test_the_error_of_a_process_whose_place_has_another_ends_nothing(entered):
-    entered.give(Failure(worker=W10, pid=1, error="late", user_fault=False))
+    entered.give(Failure(worker=W10, process=process_of(W10, 1), error="late", user_fault=False))
     assert (entered.state.phase, entered.told, entered.recorded) == (Phase.RUNNING, [], [])
 
 
 def test_the_error_of_one_that_was_to_come_is_told(short):
-    short.give(WorkerOffer(worker=W10)).give(Failure(worker=W10, pid=2, error="no module named x", user_fault=True))
+    short.give(WorkerOffer(worker=W10)).give(
+        Failure(worker=W10, process=process_of(W10, 2), error="no module named x", user_fault=True)
+    )
     assert short.state.phase is Phase.RUNNING
     assert short.recorded == [Notice(worker="1.0", text="could not come: no module named x")]
 
 
 def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
     """A command to start it that waits for it and its offer that comes back would be two processes for one place."""
-    short.give(Closed(worker=None, pid=0)).give(WorkerOffer(worker=W10))
+    short.give(Closed(worker=None, process=process_of(None, 0))).give(WorkerOffer(worker=W10))
     assert short.commands(StartWorker) == {}
-    short.give(Hello(worker=None, pid=0, offers=(W10,)))
+    short.give(Hello(worker=None, process=process_of(None, 0), offers=(W10,)))
     assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}
-    short.give(Closed(worker=None, pid=0)).give(Hello(worker=None, pid=0, coming=(W10,)))
+    short.give(Closed(worker=None, process=process_of(None, 0))).give(
+        Hello(worker=None, process=process_of(None, 0), coming=(W10,))
+    )
     assert (short.commands(StartWorker), short.state.roster.expected) == ({}, {W10})
 
 

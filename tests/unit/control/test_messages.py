@@ -2,6 +2,7 @@ import inspect
 
 import msgspec
 import pytest
+from tests.processes import process_of
 
 from holdfast.control import messages
 from holdfast.control.messages import (
@@ -81,7 +82,7 @@ VOTE = CommitVote(step=4, complete=True, value=bytes(range(48)))
 SHARD = Shard(layer=3, name="layer-0003-0123456789abcdef.safetensors", sha256="0123456789abcdef" * 4, size=7)
 RAISED = Raised(
     worker=W,
-    pid=1,
+    process=process_of(W, 1),
     generation=1,
     step=4,
     phase=WorkPhase.LOADING,
@@ -98,9 +99,9 @@ AUDITED = Audited(
 )
 
 MESSAGES = [
-    Hello(worker=W, pid=7, raised=RAISED),
-    Hello(worker=W, pid=7, here=Here(address="127.0.0.1:4000", nonce=bytes(16))),
-    Hello(worker=None, pid=0),
+    Hello(worker=W, process=process_of(W, 7), raised=RAISED),
+    Hello(worker=W, process=process_of(W, 7), here=Here(address="127.0.0.1:4000", nonce=bytes(16))),
+    Hello(worker=None, process=process_of(None, 0)),
     Status(worker=W, generation=1, layer_steps=((3, 5), (4, 6)), executed=((5, 12),)),
     BLOB,
     Joined(worker=W, generation=1),
@@ -118,14 +119,14 @@ MESSAGES = [
     CaughtUp(worker=W, generation=2, step=4, entered=2, bytes=1000),
     WorkerOffer(worker=W),
     WorkerOffer(worker=None),
-    Started(worker=W, pid=7),
-    Hello(worker=None, pid=1, started=(Started(worker=W, pid=7),)),
+    Started(worker=W, process=process_of(W, 7)),
+    Hello(worker=None, process=process_of(None, 1), started=(Started(worker=W, process=process_of(W, 7)),)),
     Preempted(),
-    Started(worker=W, pid=1),
-    Hello(worker=None, pid=0, preempted=True),
+    Started(worker=W, process=process_of(W, 1)),
+    Hello(worker=None, process=process_of(None, 0), preempted=True),
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),
-    Started(worker=W, pid=5),
+    Started(worker=W, process=process_of(W, 5)),
     Unreadable(worker=W, generation=3, step=6, detail="layer 2 is corrupt"),
     Unreplayed(worker=W, generation=3, detail="no log has step 4"),
     NodeLost(node=2, workers=(W, WorkerId(0, 0))),
@@ -138,9 +139,18 @@ MESSAGES = [
     ShardWritten(worker=W, generation=1, step=4, shard=SHARD),
     ShardFailed(worker=W, generation=1, step=4, detail="no space"),
     RAISED,
-    Raised(worker=W, pid=1, generation=1, step=4, phase=WorkPhase.OTHER, kind="KeyError", error="k", sound=False),
-    Failure(worker=W, pid=1, error="größer\nals", user_fault=True),
-    Exited(worker=W, pid=1, status=-9),
+    Raised(
+        worker=W,
+        process=process_of(W, 1),
+        generation=1,
+        step=4,
+        phase=WorkPhase.OTHER,
+        kind="KeyError",
+        error="k",
+        sound=False,
+    ),
+    Failure(worker=W, process=process_of(W, 1), error="größer\nals", user_fault=True),
+    Exited(worker=W, process=process_of(W, 1), status=-9),
 ]
 COMMANDS = [
     Attached(),
@@ -171,7 +181,7 @@ COMMANDS = [
     Save(generation=4, step=9, layers=(0, 2), directory="runs/x/final"),
     Shutdown(reason="done"),
     Progress(step=3, loss=0.5, omitted=False, alive=11, generation=2),
-    Fence(worker=W, pid=1),
+    Fence(worker=W, process=process_of(W, 1)),
     Ended(outcome="lost", detail="", step=3, directory="", generations=2, lost_layers=(1,), members=(W,)),
 ]
 
@@ -241,7 +251,7 @@ def test_every_type_is_tested():
     ],
 )
 def test_an_address_that_is_none_is_refused(here):
-    said = msgspec.to_builtins(Hello(worker=W, pid=1), builtin_types=(bytes,)) | {"here": here}
+    said = msgspec.to_builtins(Hello(worker=W, process=process_of(W, 1)), builtin_types=(bytes,)) | {"here": here}
     refused(decode_message, said)
 
 

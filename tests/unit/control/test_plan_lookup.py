@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
@@ -56,7 +57,7 @@ def running(*lost, period=100.0):
     return replace(
         state,
         generation=3,
-        roster=Roster(lost=frozenset(lost), pids=dict.fromkeys(PLAN.workers, 1)),
+        roster=Roster(lost=frozenset(lost), processes={worker: process_of(worker, 1) for worker in PLAN.workers}),
         running=Running(plan=plan, period=period, staggered=True),
         reports=Reports(joined=frozenset(plan.workers)),
     )
@@ -277,7 +278,7 @@ def test_nothing_changes_if_it_is_not_better_or_something_else_is_under_way(stat
 
 def test_whoever_comes_meanwhile_waits_for_the_boundary():
     state, _ = decide(running(PLACE), offered(90.0))
-    state, outputs = decide(state, Hello(worker=PLACE, pid=2))
+    state, outputs = decide(state, Hello(worker=PLACE, process=process_of(PLACE, 2)))
     assert installs(outputs) == []
     for worker in running(PLACE).alive:
         state, outputs = decide(state, Joined(worker=worker, generation=4, step=7))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.membership import GridState, Improved, Membership, Phase, Record, Tell, decide
@@ -46,7 +47,7 @@ class Job:
     def __init__(self):
         self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
         self.outputs = ()
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+        self.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers))
         self.run(0)
 
     def give(self, *events):
@@ -96,7 +97,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
     orders = job.told(Install)
     assert len(orders) == len(PLAN.workers)
     assert {(o.generation, o.plan, o.at_boundary, o.pins) for o in orders} == {(2, PLAN, True, True)}
-    job.give(Preempted(), Hello(worker=None, pid=0, preempted=True))
+    job.give(Preempted(), Hello(worker=None, process=process_of(None, 0), preempted=True))
     assert job.told(Install) == []
     job.joined(step=4)
     assert (job.state.generation, job.state.phase) == (2, Phase.RUNNING)
@@ -112,7 +113,7 @@ def test_a_generation_of_the_same_plan_pins_and_its_manifest_ends_the_job(job):
 
 def test_the_agent_repeats_it_to_a_coordinator_that_gathers():
     begins = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
-    state, outputs = decide(begins, Hello(worker=None, pid=0, preempted=True))
+    state, outputs = decide(begins, Hello(worker=None, process=process_of(None, 0), preempted=True))
     assert state.phase is Phase.ENDED
     assert [o.command.outcome for o in outputs if isinstance(o, Tell) and isinstance(o.command, Ended)] == ["preempted"]
 
@@ -124,7 +125,11 @@ def test_whoever_would_have_to_be_waited_for_is_not(job):
         rules=replace(job.state.rules, wait_s=1000.0),
         restoring=replace(job.state.restoring, restorable=(StateAt(url="u", step=2),)),
     )
-    job.give(Preempted(), Exited(worker=W01, pid=1, status=-9), Exited(worker=W11, pid=1, status=-9))
+    job.give(
+        Preempted(),
+        Exited(worker=W01, process=process_of(W01, 1), status=-9),
+        Exited(worker=W11, process=process_of(W11, 1), status=-9),
+    )
     assert job.ended == ("preempted", "not all workers are there", 0)
 
 
@@ -138,7 +143,7 @@ def test_an_earlier_checkpoint_ends_nothing(job):
 
 
 def test_a_recovery_pins_again_and_what_was_pinned_counts_if_it_is_written_after_all(job):
-    job.give(Preempted()).joined(step=4).give(Exited(worker=W11, pid=1, status=-9))
+    job.give(Preempted()).joined(step=4).give(Exited(worker=W11, process=process_of(W11, 1), status=-9))
     assert not any(order.pins for order in job.told(Install))
     job.run(4)
     assert {(order.generation, order.pins) for order in job.told(Install)} == {(4, True)}
@@ -147,7 +152,7 @@ def test_a_recovery_pins_again_and_what_was_pinned_counts_if_it_is_written_after
 
 
 def test_a_death_before_the_boundary(job):
-    job.give(Preempted(), Exited(worker=W11, pid=1, status=-9)).run(4)
+    job.give(Preempted(), Exited(worker=W11, process=process_of(W11, 1), status=-9)).run(4)
     assert {(order.at_boundary, order.pins) for order in job.told(Install)} == {(True, True)}
 
 
@@ -161,7 +166,9 @@ def test_a_boundary_that_is_under_way_is_crossed_first(job):
 
 
 def test_nobody_comes_or_goes_any_more(job):
-    job.give(Exited(worker=W11, pid=1, status=-9)).run(2).give(Preempted(), Hello(worker=W11, pid=2)).joined(step=4)
+    job.give(Exited(worker=W11, process=process_of(W11, 1), status=-9)).run(2).give(
+        Preempted(), Hello(worker=W11, process=process_of(W11, 2))
+    ).joined(step=4)
     assert job.told(Install) == []
     job.give(Leaving(worker=W10))
     assert job.told(Install) == []
@@ -214,7 +221,7 @@ def test_a_worker_pins_it_once_all_before_is_written_so_that_it_is_never_left_ou
         worker=W00,
         stage=stage,
         rules=JobRules(steps=STEPS, checkpoint_every=5),
-        pid=1,
+        process=process_of(W00, 1),
         generation=2,
         plan=PLAN,
     )

@@ -1,6 +1,7 @@
 """A worker that raised, while something else happens to it or to everybody."""
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import Contact, GridState, Membership, Phase, Tell, Tick, decide
 from holdfast.control.membership.watching import OTHERS_S
@@ -19,7 +20,7 @@ class Job:
 
     def __init__(self):
         self.state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9, directory="out"))
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).settle()
+        self.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers)).settle()
 
     def give(self, *events, now=0.0):
         self.told = []
@@ -39,13 +40,17 @@ class Job:
 
 def raised(worker, generation=1, **more):
     about = {"step": 1, "phase": WorkPhase.FORWARD, "kind": "ValueError", "error": "it", "layer": 0, **more}
-    return Raised(worker=worker, pid=1, generation=generation, **about)
+    return Raised(worker=worker, process=process_of(worker, 1), generation=generation, **about)
 
 
 @pytest.mark.parametrize("after_s", [0.1, 0.4])
 def test_whoever_raised_and_dies_before_it_is_judged_is_lost_once(after_s):
     """Nothing is left to be judged, so the half second that others had ends nothing."""
-    job = Job().give(raised(W00), now=10.0).give(Exited(worker=W00, pid=1, status=-9), now=10.0 + after_s)
+    job = (
+        Job()
+        .give(raised(W00), now=10.0)
+        .give(Exited(worker=W00, process=process_of(W00, 1), status=-9), now=10.0 + after_s)
+    )
     job.settle(now=10.5)
     assert job.state.generation == 2
     for tick in range(20):
@@ -54,7 +59,7 @@ def test_whoever_raised_and_dies_before_it_is_judged_is_lost_once(after_s):
 
 
 def test_the_next_to_raise_has_its_own_half_second():
-    job = Job().give(raised(W00), Exited(worker=W00, pid=1, status=-9), now=10.0).settle(now=10.1)
+    job = Job().give(raised(W00), Exited(worker=W00, process=process_of(W00, 1), status=-9), now=10.0).settle(now=10.1)
     job.give(raised(W10, generation=2, layer=1), now=10.0 + OTHERS_S).give(Tick(), now=10.1 + OTHERS_S)
     assert job.state.generation == 2
     job.give(Tick(), now=10.0 + 2 * OTHERS_S)
@@ -62,7 +67,8 @@ def test_the_next_to_raise_has_its_own_half_second():
 
 
 @pytest.mark.parametrize(
-    "ends", [raised(W00, generation=6), Failure(worker=W00, pid=1, error="no space", user_fault=False)]
+    "ends",
+    [raised(W00, generation=6), Failure(worker=W00, process=process_of(W00, 1), error="no space", user_fault=False)],
 )
 def test_whoever_cannot_save_what_lives_after_the_store_was_lost_is_lost_itself(ends):
     """Its layers are saved by the others that hold them."""
@@ -72,8 +78,8 @@ def test_whoever_cannot_save_what_lives_after_the_store_was_lost_is_lost_itself(
         rules=JobRules(steps=9, directory="out"),
         contact=Contact(reattach_until=60.0),
     )
-    back = [Hello(worker=w, pid=1, generation=5, activity="running", step=1) for w in PLAN.workers]
-    job.give(Hello(worker=None, pid=9, generation=5), *back).settle()
+    back = [Hello(worker=w, process=process_of(w, 1), generation=5, activity="running", step=1) for w in PLAN.workers]
+    job.give(Hello(worker=None, process=process_of(None, 9), generation=5), *back).settle()
     assert job.state.phase is Phase.SAVING
     job.give(ends, now=10.0)
     assert job.state.roster.lost == {W00}

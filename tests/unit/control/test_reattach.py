@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.membership import (
@@ -51,19 +52,26 @@ class Job(DecidedJob):
         generation = self.state.generation if generation is None else generation
         return self.give(
             *(
-                Hello(worker=w, pid=1, generation=generation, activity=activity, step=step, prepared=prepared)
+                Hello(
+                    worker=w,
+                    process=process_of(w, 1),
+                    generation=generation,
+                    activity=activity,
+                    step=step,
+                    prepared=prepared,
+                )
                 for w in workers
             )
         )
 
 
 def died(worker):
-    return Exited(worker=worker, pid=1, status=-9)
+    return Exited(worker=worker, process=process_of(worker, 1), status=-9)
 
 
 @pytest.fixture
 def running():
-    return Job().give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).statuses()
+    return Job().give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers)).statuses()
 
 
 @pytest.fixture
@@ -72,9 +80,9 @@ def restarted(running):
 
 
 def test_before_the_first_generation_there_is_nothing_to_remember():
-    job = Job().give(Hello(worker=W00, pid=1))
+    job = Job().give(Hello(worker=W00, process=process_of(W00, 1)))
     assert job.stored is None
-    job.restarted().give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+    job.restarted().give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers))
     assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
 
 
@@ -119,8 +127,8 @@ def test_one_that_finishes_before_the_rest_is_back_is_not_forgotten(restarted):
 
 
 def test_a_worker_that_died_meanwhile_is_handled_as_soon_as_the_others_are_back(restarted):
-    restarted.give(Hello(worker=None, pid=1, exits=(died(W10),)))
-    assert restarted.commands(Fence) == {None: Fence(worker=W10, pid=1)}
+    restarted.give(Hello(worker=None, process=process_of(None, 1), exits=(died(W10),)))
+    assert restarted.commands(Fence) == {None: Fence(worker=W10, process=process_of(W10, 1))}
     assert restarted.commands(Install) == {}, "a plan would be lost on those who are not here yet"
     restarted.back(W00, W01, W11)
     plan = adaptive_plan(PLAN, [W10])
@@ -144,9 +152,11 @@ def test_who_does_not_come_back_in_time_is_lost(restarted):
 def test_a_loss_that_was_stored_is_remembered_and_told_again(running):
     job = running.give(died(W10)).restarted()
     assert job.state.roster.lost == {W10}
-    job.give(Hello(worker=None, pid=1))
-    assert job.told == [(None, Fence(worker=W10, pid=1))], "the first time may have been lost on the way"
-    assert job.give(Hello(worker=None, pid=1, exits=(died(W10),))).told == []
+    job.give(Hello(worker=None, process=process_of(None, 1)))
+    assert job.told == [(None, Fence(worker=W10, process=process_of(W10, 1)))], (
+        "the first time may have been lost on the way"
+    )
+    assert job.give(Hello(worker=None, process=process_of(None, 1), exits=(died(W10),))).told == []
     job.back(W00, W01, W11, activity="waiting", generation=1)
     plan = adaptive_plan(PLAN, [W10])
     assert job.commands(Install) == dict.fromkeys([W00, W01, W11], Install(generation=3, plan=plan))
@@ -160,7 +170,7 @@ def test_lost_layers_stay_lost(running):
 
 
 def test_one_that_went_away_again_is_awaited_again(restarted):
-    restarted.back(W00, W01, W10).give(Closed(worker=W10, pid=1)).back(W11)
+    restarted.back(W00, W01, W10).give(Closed(worker=W10, process=process_of(W10, 1))).back(W11)
     assert restarted.state.phase is Phase.REATTACHING
     assert restarted.back(W10).state.phase is Phase.RUNNING
 
@@ -172,7 +182,7 @@ def test_the_end_is_remembered_and_told_to_whoever_comes(running):
     ended = running.give(*saved).commands(Ended)[None]
     job = running.restarted()
     assert job.state.phase is Phase.ENDED
-    assert job.give(Hello(worker=None, pid=1)).told == [(None, ended)]
+    assert job.give(Hello(worker=None, process=process_of(None, 1))).told == [(None, ended)]
     assert job.back(W00).commands(Shutdown).keys() == {W00}
     assert job.give(*map(died, PLAN.workers)).told == [], "they ended because they were told to"
 
@@ -188,7 +198,7 @@ def test_a_number_that_a_worker_has_heard_of_is_never_given_to_another_generatio
 def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
     """The job is saved once it is known who is there, not before."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
-    running.give(Hello(worker=W10, pid=2)).restarted().back(W00, W01, W11, generation=2)
+    running.give(Hello(worker=W10, process=process_of(W10, 2))).restarted().back(W00, W01, W11, generation=2)
     running.give(*(Finished(worker=worker, generation=2, step=STEPS) for worker in (W00, W01, W11)))
     assert (running.state.phase, running.commands(Save)) == (Phase.REATTACHING, {})
     running.give(Tick(), now=60.0)
@@ -200,7 +210,7 @@ def test_all_have_finished_but_one_that_comes_is_not_back_yet(running):
 
 def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
     running.give(*(Joined(worker=worker, generation=1) for worker in PLAN.workers))
-    running.give(Closed(worker=W10, pid=1), now=1.0).back(W10)
+    running.give(Closed(worker=W10, process=process_of(W10, 1)), now=1.0).back(W10)
     assert running.told == [(W10, Attached())]
     assert running.state.reports.joined == set(PLAN.workers), (
         "better plans are gone over to only where all are connected"
@@ -210,19 +220,21 @@ def test_a_worker_that_runs_is_not_interrupted_by_a_broken_connection(running):
 
 def test_one_that_is_to_go_over_to_what_nobody_has_prepared_makes_all_begin_anew(running):
     """It would dissent from every boundary, or cross one alone."""
-    running.give(Closed(worker=W10, pid=1), now=1.0).back(W10, prepared=4)
+    running.give(Closed(worker=W10, process=process_of(W10, 1)), now=1.0).back(W10, prepared=4)
     assert running.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=2, plan=PLAN))
 
 
 def test_what_was_on_its_way_to_a_worker_that_waits_may_be_lost_so_all_begin_anew(running):
-    running.give(died(W10)).give(Closed(worker=W11, pid=1), now=1.0).back(W11, activity="running", generation=1)
+    running.give(died(W10)).give(Closed(worker=W11, process=process_of(W11, 1)), now=1.0).back(
+        W11, activity="running", generation=1
+    )
     assert running.commands(Install).keys() == {W00, W01, W11}
     assert running.state.generation == 3
 
 
 def test_finishing_is_not_lost_with_a_connection(running):
     running.give(*(Finished(worker=worker, generation=1, step=STEPS) for worker in (W00, W01, W10)))
-    running.give(Closed(worker=W11, pid=1)).back(W11, activity="finished", step=STEPS)
+    running.give(Closed(worker=W11, process=process_of(W11, 1))).back(W11, activity="finished", step=STEPS)
     assert set(running.commands(Save)) == set(PLAN.workers)
 
 
@@ -232,22 +244,22 @@ def test_nobody_is_taken_up_once_the_last_to_come_back_says_that_all_is_over(run
     members = (W00, W01, W11)
     running.give(*(Joined(worker=worker, generation=2) for worker in (W00, W01)))
     running.give(*(Finished(worker=worker, generation=2, step=STEPS) for worker in (W00, W01)))
-    running.give(Closed(worker=W11, pid=1), Hello(worker=W10, pid=2))
+    running.give(Closed(worker=W11, process=process_of(W11, 1)), Hello(worker=W10, process=process_of(W10, 2)))
     assert running.commands(Install) == {}
     running.back(W11, activity="finished", step=STEPS, generation=2)
     assert (set(running.commands(Save)), running.commands(Install)) == (set(members), {})
 
 
 def test_a_worker_without_a_connection_is_lost_after_a_while(running):
-    running.give(Closed(worker=W10, pid=1), now=5.0)
+    running.give(Closed(worker=W10, process=process_of(W10, 1)), now=5.0)
     assert running.give(Tick(), now=4.9 + DETACHED_GRACE_S).told == []
     running.give(Tick(), now=5.0 + DETACHED_GRACE_S)
-    assert running.commands(Fence) == {None: Fence(worker=W10, pid=1)}
+    assert running.commands(Fence) == {None: Fence(worker=W10, process=process_of(W10, 1))}
     assert running.commands(Install).keys() == {W00, W01, W11}
 
 
 def test_the_agent_tells_of_a_death_at_once_though_the_connection_was_seen_to_close_first(running):
-    running.give(Closed(worker=W10, pid=1), now=5.0).give(died(W10), now=5.001)
+    running.give(Closed(worker=W10, process=process_of(W10, 1)), now=5.0).give(died(W10), now=5.001)
     assert running.commands(Install).keys() == {W00, W01, W11}
     running.statuses(3)
     assert running.commands(Resume).keys() == {W00, W01, W11}
@@ -257,14 +269,20 @@ def test_the_agent_tells_of_a_death_at_once_though_the_connection_was_seen_to_cl
 def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
     """Its only peer dies before the coordinator is back: the layers are not lost."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
-    running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
+    running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(
+        Hello(worker=W10, process=process_of(W10, 2))
+    )
     prepared = running.state.running.upcoming.generation
     running.give(Joined(worker=W10, generation=prepared))
     running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers))
     assert running.state.roster.entering == {W10}
     over = running.state.running.upcoming.generation
-    running.restarted().give(Hello(worker=W10, pid=2, generation=over, activity="running", step=7, has_state=True))
-    running.back(W01, W11, generation=over, step=7).give(Hello(worker=None, pid=0, exits=(died(W00),)))
+    running.restarted().give(
+        Hello(worker=W10, process=process_of(W10, 2), generation=over, activity="running", step=7, has_state=True)
+    )
+    running.back(W01, W11, generation=over, step=7).give(
+        Hello(worker=None, process=process_of(None, 0), exits=(died(W00),))
+    )
     assert running.state.forming.lost_layers == ()
     assert running.state.running.plan.workers == (W01, W10, W11)
 
@@ -272,32 +290,36 @@ def test_who_has_caught_up_and_gone_over_meanwhile_is_an_owner(running):
 def test_who_is_lost_while_it_enters_is_entering_no_more(running):
     """Nor while the others are awaited: the next process in its place comes from outside."""
     running.give(*(Joined(worker=w, generation=1) for w in PLAN.workers)).give(died(W10)).statuses()
-    running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(Hello(worker=W10, pid=2))
+    running.give(*(Joined(worker=w, generation=2) for w in (W00, W01, W11))).give(
+        Hello(worker=W10, process=process_of(W10, 2))
+    )
     prepared = running.state.running.upcoming.generation
     running.give(Joined(worker=W10, generation=prepared))
     running.give(*(Joined(worker=w, generation=prepared, step=4) for w in PLAN.workers)).restarted()
     assert running.state.roster.entering == {W10}
-    running.give(Exited(worker=W10, pid=2, status=-9))
+    running.give(Exited(worker=W10, process=process_of(W10, 2), status=-9))
     assert (running.state.roster.lost, running.state.roster.entering) == ({W10}, frozenset())
-    running.give(Hello(worker=W10, pid=3))
+    running.give(Hello(worker=W10, process=process_of(W10, 3)))
     assert (running.state.roster.arriving, running.state.roster.entering) == ({W10}, frozenset())
 
 
 def test_when_the_job_has_ended_nobody_is_waited_for():
-    job = Job().give(Hello(worker=W00, pid=1), died(W01))
+    job = Job().give(Hello(worker=W00, process=process_of(W00, 1)), died(W01))
     assert job.state.roster.expected == {W01}
-    job.give(Failure(worker=W00, pid=1, error="e", user_fault=True))
+    job.give(Failure(worker=W00, process=process_of(W00, 1), error="e", user_fault=True))
     assert job.restarted().state.ended is not None
     assert job.state.roster.expected == frozenset()
 
 
 def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
-    restarted.back(W00, step=7).give(Failure(worker=W00, pid=1, error="e", user_fault=True))
+    restarted.back(W00, step=7).give(Failure(worker=W00, process=process_of(W00, 1), error="e", user_fault=True))
     assert restarted.commands(Ended)[None].step == 7
 
 
 def test_an_offer_that_comes_before_all_are_back_is_kept(running):
-    running.give(died(W10)).statuses().restarted().give(Hello(worker=None, pid=0), WorkerOffer(worker=W10))
+    running.give(died(W10)).statuses().restarted().give(
+        Hello(worker=None, process=process_of(None, 0)), WorkerOffer(worker=W10)
+    )
     assert running.commands(StartWorker) == {}
     running.back(W00, W01, W11)
     assert running.commands(StartWorker) == {None: StartWorker(worker=W10)}

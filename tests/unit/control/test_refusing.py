@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import GridState, Membership, Phase, Running, restore, to_store
 from holdfast.control.messages import CommitVote, Exited, Hello, Install, Refused, Resume, Save
@@ -23,7 +24,7 @@ class Job(DecidedJob):
 
     def __init__(self):
         super().__init__(PLAN, steps=99, running=Running(staggered=True))
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers))
+        self.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers))
         self.statuses(0)
 
     def statuses(self, step, complete=(), unsettled=True):
@@ -76,23 +77,38 @@ def test_one_complete_vote_settles_the_step_for_all():
 
 
 def test_without_one_the_votes_of_all_do():
-    resumes = Job().give(Exited(worker=W10, pid=1, status=-9)).statuses(5).commands(Resume)
+    resumes = Job().give(Exited(worker=W10, process=process_of(W10, 1), status=-9)).statuses(5).commands(Resume)
     assert set(resumes) == {W00, W01, W11}
     assert {(each.step, each.votes) for each in resumes.values()} == {(5, (b"0.0", b"0.1", b"1.1"))}
 
 
 def test_what_is_settled_needs_no_vote():
-    resumes = Job().give(Exited(worker=W10, pid=1, status=-9)).statuses(5, unsettled=False).commands(Resume)
+    resumes = (
+        Job()
+        .give(Exited(worker=W10, process=process_of(W10, 1), status=-9))
+        .statuses(5, unsettled=False)
+        .commands(Resume)
+    )
     assert {(each.step, each.votes) for each in resumes.values()} == {(5, ())}
 
 
 def test_when_a_layer_is_lost_a_step_that_cannot_be_settled_is_given_up():
-    job = Job().give(Exited(worker=W10, pid=1, status=-9), Exited(worker=W00, pid=1, status=-9)).statuses(5)
+    job = (
+        Job()
+        .give(
+            Exited(worker=W10, process=process_of(W10, 1), status=-9),
+            Exited(worker=W00, process=process_of(W00, 1), status=-9),
+        )
+        .statuses(5)
+    )
     assert {(each.step, each.votes) for each in job.commands(Save).values()} == {(4, ())}
 
 
 def test_when_a_layer_is_lost_a_step_whose_verdict_is_known_is_saved():
-    job = Job().give(Exited(worker=W10, pid=1, status=-9), Exited(worker=W00, pid=1, status=-9))
+    job = Job().give(
+        Exited(worker=W10, process=process_of(W10, 1), status=-9),
+        Exited(worker=W00, process=process_of(W00, 1), status=-9),
+    )
     saves = job.statuses(5, complete=(W11,)).commands(Save)
     assert {(each.step, each.votes) for each in saves.values()} == {(5, (b"1.1",))}
 

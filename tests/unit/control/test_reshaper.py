@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import Handover, Improved, Stay, Unadvised
 from holdfast.control.membership.running import RefusedMove
@@ -28,7 +29,7 @@ W12 = WorkerId(1, 2)
 def job(steps):
     """One whose worker 1.2 was lost in step 1, and that runs again."""
     begun = DecidedJob(BASELINE, steps=steps).begun()
-    begun.give(Exited(worker=W12, pid=1, status=-9))
+    begun.give(Exited(worker=W12, process=process_of(W12, 1), status=-9))
     return begun.agreed(1)
 
 
@@ -145,9 +146,9 @@ def test_the_last_owner_of_a_layer_may_go_once_others_have_it():
 def test_spares_for_which_there_is_no_place_make_the_grid_larger():
     spares = [WorkerId(3, number) for number in range(4)]
     larger, reshaper = advised(), Reshaper(SHAPES)
-    (few,) = reshaper.news(larger.give(Hello(worker=spares[0], pid=9)).state)
+    (few,) = reshaper.news(larger.give(Hello(worker=spares[0], process=process_of(spares[0], 9))).state)
     assert few.offer.why == "all stay as they are: other pipelines would hardly be faster", "of 13, that is"
-    larger.give(*(Hello(worker=spare, pid=9) for spare in spares[1:]))
+    larger.give(*(Hello(worker=spare, process=process_of(spare, 9)) for spare in spares[1:]))
     (news,) = reshaper.news(larger.state)
     assert news.offer.why.startswith("14 workers become pipelines of 3 + 3 + 4 + 4: "), "two more would be of no use"
     larger.give(news)

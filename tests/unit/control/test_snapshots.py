@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import Phase
 from holdfast.control.messages import Exited, Hello, Install, Resume, Save, StartWorker
@@ -21,7 +22,7 @@ class Job(DecidedJob):
 
     def __init__(self):
         super().__init__(PLAN, strategy="snapshots")
-        self.give(*(Hello(worker=worker, pid=1) for worker in PLAN.workers)).statuses(0)
+        self.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers)).statuses(0)
 
     def hold(self, held):
         """Each says at which step it is, and which snapshots it holds."""
@@ -35,8 +36,8 @@ class Job(DecidedJob):
         return [command.worker for command in self.commands(StartWorker)]
 
 
-def died(worker, pid=1):
-    return Exited(worker=worker, pid=pid, status=-9)
+def died(worker, number=1):
+    return Exited(worker=worker, process=process_of(worker, number), status=-9)
 
 
 def test_a_loss_is_routed_around_at_once_and_its_place_filled():
@@ -84,16 +85,18 @@ def test_saved_after_some_went_back_is_where_they_are():
 def test_who_is_there_or_on_its_way_is_not_started_again():
     job = Job().give(died(W11)).give(died(W00))
     assert job.spawned() == [W00]
-    job = Job().give(died(W11), Hello(worker=W11, pid=2)).give(died(W00))
+    job = Job().give(died(W11), Hello(worker=W11, process=process_of(W11, 2))).give(died(W00))
     assert job.spawned() == [W00]
 
 
 def test_a_joiner_that_dies_without_state_is_not_started_again_and_another_one_is():
     """Or a process that cannot live would send all back again and again."""
-    job = Job().give(died(W11), Hello(worker=W11, pid=2)).give(died(W11, pid=2))
+    job = Job().give(died(W11), Hello(worker=W11, process=process_of(W11, 2))).give(died(W11, number=2))
     assert job.spawned() == []
     assert job.give(died(W00)).spawned() == [W00]
-    assert job.give(Hello(worker=W11, pid=3)).state.roster.arriving == {W11}, "who is brought there is welcome"
+    assert job.give(Hello(worker=W11, process=process_of(W11, 3))).state.roster.arriving == {W11}, (
+        "who is brought there is welcome"
+    )
 
 
 def test_who_computed_there_since_is_replaced_again():
@@ -109,18 +112,22 @@ def test_who_computed_there_since_is_replaced_again():
 def test_a_restarted_coordinator_asks_the_agent_when_it_is_back_and_only_once():
     job = Job().give(died(W11)).restarted()
     assert job.state.roster.expected == {W11}
-    workers = [Hello(worker=w, pid=1, generation=2, activity="waiting", step=4) for w in (W00, W01, W10)]
+    workers = [
+        Hello(worker=w, process=process_of(w, 1), generation=2, activity="waiting", step=4) for w in (W00, W01, W10)
+    ]
     assert job.give(*workers).spawned() == [], "the agent has yet to say who is coming"
-    assert job.give(Hello(worker=None, pid=9)).spawned() == [W11]
+    assert job.give(Hello(worker=None, process=process_of(None, 9))).spawned() == [W11]
 
 
 def test_an_agent_that_has_started_it_already_is_not_asked():
     job = Job().give(died(W11)).restarted()
-    assert job.give(Hello(worker=None, pid=9, coming=(W11,))).spawned() == []
+    assert job.give(Hello(worker=None, process=process_of(None, 9), coming=(W11,))).spawned() == []
 
 
 def test_a_loss_that_only_the_agent_saw_is_answered_with_one_new_process():
     job = Job().restarted()
-    running = [Hello(worker=w, pid=1, generation=1, activity="running", step=4) for w in (W00, W01, W10)]
-    job.give(*running).give(Hello(worker=None, pid=9, exits=(died(W11),)))
+    running = [
+        Hello(worker=w, process=process_of(w, 1), generation=1, activity="running", step=4) for w in (W00, W01, W10)
+    ]
+    job.give(*running).give(Hello(worker=None, process=process_of(None, 9), exits=(died(W11),)))
     assert job.spawned() == [W11]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import (
     AnswerPlanned,
@@ -73,18 +74,18 @@ class Job(DecidedJob):
         return [event.text for event in self.recorded if isinstance(event, Notice)]
 
 
-def hello(worker=SPARE, pid=9, **what):
-    return Hello(worker=worker, pid=pid, **what)
+def hello(worker=SPARE, number=9, **what):
+    return Hello(worker=worker, process=process_of(worker, number), **what)
 
 
-def died(worker, pid=1):
-    return Exited(worker=worker, pid=pid, status=-9)
+def died(worker, number=1):
+    return Exited(worker=worker, process=process_of(worker, number), status=-9)
 
 
 GONE = {
     "dies": (died(SPARE, 9),),
-    "dies, its connection first": (Closed(worker=SPARE, pid=9), died(SPARE, 9)),
-    "dies, its connection last": (died(SPARE, 9), Closed(worker=SPARE, pid=9)),
+    "dies, its connection first": (Closed(worker=SPARE, process=process_of(SPARE, 9)), died(SPARE, 9)),
+    "dies, its connection last": (died(SPARE, 9), Closed(worker=SPARE, process=process_of(SPARE, 9))),
     "leaves": (Leaving(worker=SPARE),),
 }
 
@@ -117,7 +118,7 @@ def test_it_waits_and_is_in_no_plan(job):
 
 
 def test_it_waits_while_the_others_gather():
-    job = Job().give(Hello(worker=W00, pid=1), hello())
+    job = Job().give(Hello(worker=W00, process=process_of(W00, 1)), hello())
     assert (job.state.phase, job.state.roster.spares) == (Phase.GATHERING, {SPARE})
     job.begun()
     assert job.state.running.plan == PLAN
@@ -179,7 +180,12 @@ def test_a_place_for_which_somebody_is_expected_is_left_to_that_one():
 
 def test_once_nobody_is_expected_any_more_time_gives_it_the_place():
     job = Job().begun().give(WorkerOffer(worker=W10), died(W10)).give(hello()).agreed(3)
-    job.give(Started(worker=W10, pid=2), died(W10, 2), Started(worker=W10, pid=3), died(W10, 3))
+    job.give(
+        Started(worker=W10, process=process_of(W10, 2)),
+        died(W10, 2),
+        Started(worker=W10, process=process_of(W10, 3)),
+        died(W10, 3),
+    )
     assert (job.state.roster.expected, job.state.roster.spares) == (frozenset(), {SPARE})
     assert job.give(Tick(), now=0.1).state.running.upcoming.entering == {SPARE}
 
@@ -205,18 +211,20 @@ def test_a_process_that_was_held_for_lost_is_sent_away_whoever_has_its_place(fil
 
 
 def test_a_second_process_of_its_id_is_sent_away(spared):
-    (told,) = spared.give(hello(pid=10)).told
+    (told,) = spared.give(hello(number=10)).told
     assert told == (SPARE, Expel(reason="worker 7.0 is no member any more"))
-    assert spared.state.roster.pids[SPARE] == 9
+    assert spared.state.roster.processes[SPARE] == process_of(SPARE, 9)
 
 
 def test_one_that_was_given_up_while_starting_is_sent_away(job):
-    starting = job.state.vacancies.starting.failed(SPARE, 9)
+    starting = job.state.vacancies.starting.failed(SPARE, process_of(SPARE, 9))
     job.state = replace(job.state, vacancies=replace(job.state.vacancies, starting=starting))
     assert job.give(hello()).commands(Expel).keys() == {SPARE}
 
 
-RAISED = Raised(worker=SPARE, pid=9, generation=0, step=0, phase=WorkPhase.LOADING, kind="E", error="it")
+RAISED = Raised(
+    worker=SPARE, process=process_of(SPARE, 9), generation=0, step=0, phase=WorkPhase.LOADING, kind="E", error="it"
+)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +232,7 @@ RAISED = Raised(worker=SPARE, pid=9, generation=0, step=0, phase=WorkPhase.LOADI
     [
         (died(SPARE, 9), "process ended: signal 9"),
         (NodeLost(node=3, workers=(SPARE,)), "node 3 is gone"),
-        (Failure(worker=SPARE, pid=9, error="no disk", user_fault=True), "no disk"),
+        (Failure(worker=SPARE, process=process_of(SPARE, 9), error="no disk", user_fault=True), "no disk"),
         (RAISED, "raised: worker 7.0, step 0, loading a batch: it"),
         (hello(raised=RAISED), "raised: worker 7.0, step 0, loading a batch: it"),
     ],
@@ -235,11 +243,11 @@ def test_its_death_is_told_and_nobody_recovers(spared, event, how):
     detected = [each for each in spared.recorded if isinstance(each, Detected)]
     assert [(each.worker, each.generation, each.spare) for each in detected] == [("7.0", 1, True)]
     assert detected[0].how.split(":")[0] == how.split(":")[0]
-    assert spared.commands(Fence) == {None: Fence(worker=SPARE, pid=9)}
+    assert spared.commands(Fence) == {None: Fence(worker=SPARE, process=process_of(SPARE, 9))}
     assert spared.commands(Install) == {}
     roster = spared.state.roster
     assert (spared.state.phase, spared.state.generation, roster.spares) == (Phase.RUNNING, 1, frozenset())
-    assert spared.give(hello(pid=10)).state.roster.spares == {SPARE}, "its id may come again, with another process"
+    assert spared.give(hello(number=10)).state.roster.spares == {SPARE}, "its id may come again, with another process"
 
 
 def test_the_end_of_an_older_process_of_its_id_is_not_its_own(spared):
@@ -247,26 +255,26 @@ def test_the_end_of_an_older_process_of_its_id_is_not_its_own(spared):
 
 
 def test_one_whose_connection_stays_away_is_lost(spared):
-    spared.give(Closed(worker=SPARE, pid=9), now=1.0)
+    spared.give(Closed(worker=SPARE, process=process_of(SPARE, 9)), now=1.0)
     assert spared.give(Tick(), now=1.0 + DETACHED_GRACE_S * 0.9).state.roster.spares == {SPARE}
     spared.give(Tick(), now=1.0 + DETACHED_GRACE_S)
     assert spared.state.roster.spares == frozenset()
 
 
 def test_one_without_a_connection_is_given_no_place_before_it_is_back(spared):
-    spared.give(Closed(worker=SPARE, pid=9)).give(died(W10)).agreed(3)
+    spared.give(Closed(worker=SPARE, process=process_of(SPARE, 9))).give(died(W10)).agreed(3)
     assert (spared.state.roster.spares, spared.state.running.upcoming) == ({SPARE}, None)
     assert spared.give(hello()).state.running.upcoming.entering == {SPARE}
 
 
 def test_the_error_of_a_process_that_is_nobodys_ends_nothing(job):
-    job.give(Failure(worker=SPARE, pid=9, error="no module named x", user_fault=True))
+    job.give(Failure(worker=SPARE, process=process_of(SPARE, 9), error="no module named x", user_fault=True))
     assert (job.state.phase, job.texts()) == (Phase.RUNNING, ["could not come: no module named x"])
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_one_that_dies_before_it_has_attached_is_told_and_not_started_again(begun):
-    job = (Job().begun() if begun else Job()).give(Started(worker=SPARE, pid=9), died(SPARE, 9))
+    job = (Job().begun() if begun else Job()).give(Started(worker=SPARE, process=process_of(SPARE, 9)), died(SPARE, 9))
     assert (job.told, job.state.roster.expected) == ([], frozenset())
     assert job.texts() == ["was lost while starting (process ended: signal 9): there is one spare less"]
     assert job.give(died(SPARE, 9)).recorded == [], "it is told once"
@@ -275,8 +283,8 @@ def test_one_that_dies_before_it_has_attached_is_told_and_not_started_again(begu
 def test_one_that_does_not_start_in_time_is_told_and_ended(job):
     starting = replace(job.state.vacancies.starting, limit_s=5.0)
     job.state = replace(job.state, vacancies=replace(job.state.vacancies, starting=starting))
-    job.give(Started(worker=SPARE, pid=9), now=1.0).give(Tick(), now=6.5)
-    assert job.told == [(None, Fence(worker=SPARE, pid=9))]
+    job.give(Started(worker=SPARE, process=process_of(SPARE, 9)), now=1.0).give(Tick(), now=6.5)
+    assert job.told == [(None, Fence(worker=SPARE, process=process_of(SPARE, 9)))]
     assert job.texts() == [
         "was lost while starting (it did not start within 5 s (control.start_s)): there is one spare less"
     ]
@@ -308,7 +316,7 @@ def test_one_that_is_told_to_go_goes_at_once(job, back):
     job.give(hello(leaving=True)) if back else job.give(hello()).give(Leaving(worker=SPARE))
     assert job.commands(Shutdown) == {SPARE: Shutdown(reason="it has no place")}
     assert job.recorded == [Parted(worker="7.0", step=0)]
-    assert job.give(Exited(worker=SPARE, pid=9, status=0)).recorded == []
+    assert job.give(Exited(worker=SPARE, process=process_of(SPARE, 9), status=0)).recorded == []
     assert job.state.roster.spares == frozenset()
 
 
@@ -359,7 +367,15 @@ def test_one_that_raised_and_has_no_place_any_more_is_none_that_a_layer_is_left_
     job = Job().begun()
     smaller = regular_plan(1, split_evenly(3, 2), 4)
     report = Raised(
-        worker=W10, pid=1, generation=1, step=0, phase=WorkPhase.FORWARD, kind="E", error="it", layer=0, sound=True
+        worker=W10,
+        process=process_of(W10, 1),
+        generation=1,
+        step=0,
+        phase=WorkPhase.FORWARD,
+        kind="E",
+        error="it",
+        layer=0,
+        sound=True,
     )
     job.state = replace(
         job.state, grid=GridState(baseline=smaller), exceptions=replace(job.state.exceptions, raised=(report,))
@@ -409,7 +425,9 @@ def test_two_are_not_given_the_same_layers_while_nobody_has_others():
     plan = regular_plan(2, split_evenly(3, 3), 2)
     job = Job(restorable=(StateAt(url="u", step=2),))
     job.state = job.blank = replace(job.state, grid=GridState(baseline=plan))
-    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0).give(hello(), hello(OTHER))
+    job.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in plan.workers)).agreed(0).give(
+        hello(), hello(OTHER)
+    )
     job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(1, 1), WorkerId(0, 1))))
     assert job.state.grid.baseline == exchanged(plan, [(W00, SPARE), (W01, OTHER)])
     assert set(job.commands(Install)) == {WorkerId(0, 2), WorkerId(1, 2), SPARE, OTHER}
@@ -419,7 +437,7 @@ def test_a_place_whose_layers_are_being_brought_already_is_less_needy():
     plan = regular_plan(4, split_evenly(2, 2), 1)
     job = Job()
     job.state = job.blank = replace(job.state, grid=GridState(baseline=plan))
-    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers)).agreed(0)
+    job.give(*(Hello(worker=worker, process=process_of(worker, 1)) for worker in plan.workers)).agreed(0)
     lasts = tuple(WorkerId(pipeline, 1) for pipeline in (1, 2, 3))
     job.give(NodeLost(node=0, workers=(W00, W10, WorkerId(2, 0), *lasts))).agreed(3)
     job.give(hello()).give(hello(OTHER))
@@ -448,7 +466,7 @@ def test_where_it_goes_what_was_offered_for_its_place_is_taken_up(how):
 
 def test_the_place_of_one_that_raised_is_not_given_away_before_that_is_judged(spared):
     report = {"generation": 1, "step": 3, "phase": WorkPhase.FORWARD, "kind": "E", "error": "it", "layer": 0}
-    spared.give(Raised(worker=W10, pid=1, sound=False, **report)).give(died(W10)).agreed(3)
+    spared.give(Raised(worker=W10, process=process_of(W10, 1), sound=False, **report)).give(died(W10)).agreed(3)
     spared.give(Tick(), now=0.2)
     assert spared.state.roster.spares == {SPARE}
     spared.give(StepDone(worker=W11, generation=2, step=3, loss=1.0, omitted=False)).give(Tick(), now=0.4)
@@ -464,7 +482,7 @@ def test_it_is_told_to_end_as_everybody_is(spared, ending):
         spared.state = replace(spared.state, phase=Phase.WAITING)
         spared.give(Preempted())
     else:
-        spared.give(Failure(worker=W00, pid=1, error="no such file", user_fault=True))
+        spared.give(Failure(worker=W00, process=process_of(W00, 1), error="no such file", user_fault=True))
     assert spared.state.phase is Phase.ENDED
     assert SPARE in spared.commands(Shutdown)
 
@@ -481,7 +499,10 @@ def test_whoever_has_no_place_in_a_smaller_grid_is_still_sent_away():
     restoring = Restoring(restorable=(StateAt(url="u", step=4),))
     job.state = Membership(grid=GridState(baseline=plan), rules=rules, restoring=restoring)
     lasts = tuple(worker for worker in plan.workers if worker.stage == 1)
-    job.give(*(Hello(worker=worker, pid=1) for worker in plan.workers), NodeLost(node=0, workers=(W00, *lasts)))
+    job.give(
+        *(Hello(worker=worker, process=process_of(worker, 1)) for worker in plan.workers),
+        NodeLost(node=0, workers=(W00, *lasts)),
+    )
     assert job.commands(Expel).keys() >= {WorkerId(3, 0)}
     assert job.give(hello(WorkerId(3, 0), 1)).commands(Expel).keys() == {WorkerId(3, 0)}
     assert job.give(hello(WorkerId(3, 0), 2)).state.roster.spares == {WorkerId(3, 0)}
@@ -490,7 +511,9 @@ def test_whoever_has_no_place_in_a_smaller_grid_is_still_sent_away():
 def test_a_coordinator_that_is_started_again_knows_of_it(spared):
     spared.give(died(W10)).restarted()
     assert spared.state.roster.spares == {SPARE}
-    workers = [Hello(worker=w, pid=1, generation=2, activity="waiting", step=3) for w in (W00, W01, W11)]
+    workers = [
+        Hello(worker=w, process=process_of(w, 1), generation=2, activity="waiting", step=3) for w in (W00, W01, W11)
+    ]
     spared.give(*workers)
     assert spared.state.phase is Phase.FORMING, "nobody waits for a spare"
     spared.agreed(3)
@@ -500,7 +523,9 @@ def test_a_coordinator_that_is_started_again_knows_of_it(spared):
 
 def test_one_that_does_not_come_back_to_it_is_lost(spared):
     spared.give(died(W10)).restarted()
-    spared.give(*(Hello(worker=w, pid=1, generation=2, activity="running", step=3) for w in (W00, W01, W11)))
+    spared.give(
+        *(Hello(worker=w, process=process_of(w, 1), generation=2, activity="running", step=3) for w in (W00, W01, W11))
+    )
     assert spared.give(Tick(), now=60.0).state.roster.spares == {SPARE}
     spared.give(Tick(), now=60.0 + DETACHED_GRACE_S)
     assert [event.how for event in spared.recorded] == ["connection closed for 2 s"]
@@ -510,7 +535,9 @@ def test_one_that_does_not_come_back_to_it_is_lost(spared):
 def test_one_with_a_place_is_waited_for_when_the_coordinator_is_back(filled):
     filled.restarted()
     assert (filled.state.grid.baseline, filled.state.roster.arriving) == (exchanged(PLAN, [(W10, SPARE)]), {SPARE})
-    filled.give(*(Hello(worker=w, pid=1, generation=2, activity="running", step=3) for w in (W00, W01, W11)))
+    filled.give(
+        *(Hello(worker=w, process=process_of(w, 1), generation=2, activity="running", step=3) for w in (W00, W01, W11))
+    )
     assert filled.state.phase is Phase.REATTACHING
     filled.give(hello(generation=3, activity="waiting")).agreed(3)
     assert filled.state.running.upcoming.entering == {SPARE}
@@ -519,7 +546,9 @@ def test_one_with_a_place_is_waited_for_when_the_coordinator_is_back(filled):
 def test_where_the_past_is_not_known_it_saves_what_it_holds():
     """It had the place of 1.0, of which nobody knows any more."""
     job = Job()
-    job.give(*(Hello(worker=w, pid=1, generation=4, activity="running", step=6) for w in (W00, W01, W11)))
+    job.give(
+        *(Hello(worker=w, process=process_of(w, 1), generation=4, activity="running", step=6) for w in (W00, W01, W11))
+    )
     assert job.state.past_lost
     job.give(hello(generation=4, activity="running", step=6), hello(OTHER))
     assert job.state.roster.spares == {SPARE, OTHER}

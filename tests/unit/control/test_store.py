@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.membership import GridState, Roster, Running, Upcoming
 from holdfast.control.store import DecisionStore, StoredDecision
@@ -40,7 +41,7 @@ def decision(revision, plan=PLAN):
         grid=GridState(baseline=PLAN),
         running=Running(plan=plan, upcoming=upcoming),
         roster=Roster(lost=frozenset({WorkerId(0, 1)})),
-        pids=((WorkerId(0, 0), 123),),
+        processes=((WorkerId(0, 0), process_of(WorkerId(0, 0), 123)),),
     )
 
 

@@ -8,6 +8,7 @@ import time
 
 import grpc
 import pytest
+from tests.processes import process_of
 from tests.waiting import LIMIT_S
 
 from holdfast.cli.main import main
@@ -98,7 +99,7 @@ def outcome(service, tls, token="t"):
     client = ControlClient(
         service.address,
         token,
-        hello=lambda: Hello(worker=A, pid=1),
+        hello=lambda: Hello(worker=A, process=process_of(A, 1)),
         on_command=heard.put,
         on_closed=heard.put,
         reattach_s=0.5,
@@ -118,18 +119,20 @@ def test_who_has_certificate_and_token_is_answered(service, ours):
 def test_a_certificate_without_the_token_is_refused(service, ours):
     assert isinstance(outcome(service, ours, token="wrong"), ConfigError)
     with grpc.secure_channel(service.address, channel_credentials(ours)) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([pack([encode(Hello(worker=A, pid=1))])]))
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+            iter([pack([encode(Hello(worker=A, process=process_of(A, 1)))])])
+        )
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert service.coordinator.decider.membership.roster.pids == {}
+    assert service.coordinator.decider.membership.roster.processes == {}
 
 
 def test_a_certificate_of_another_authority_is_refused(service, ours, theirs):
     assert isinstance(outcome(service, theirs), CoordinatorUnavailable), "it does not trust the server"
     mixed = Tls(ca=ours.ca, cert=theirs.cert, key=theirs.key)
     assert isinstance(outcome(service, mixed), CoordinatorUnavailable), "the server does not trust it"
-    assert service.coordinator.decider.membership.roster.pids == {}
+    assert service.coordinator.decider.membership.roster.processes == {}
 
 
 def test_no_certificate_is_refused(service, ours):
@@ -147,11 +150,13 @@ def refused(service, channel):
     with channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
         call = attach(
-            iter([pack([encode(Hello(worker=A, pid=1))])]), metadata=(("holdfast-token", "t"),), timeout=LIMIT_S
+            iter([pack([encode(Hello(worker=A, process=process_of(A, 1)))])]),
+            metadata=(("holdfast-token", "t"),),
+            timeout=LIMIT_S,
         )
         with pytest.raises(grpc.RpcError):
             next(call)
-    return service.coordinator.decider.membership.roster.pids == {}
+    return service.coordinator.decider.membership.roster.processes == {}
 
 
 def test_an_expired_certificate_is_refused(tmp_path, expired):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.messages import Attached, Finished, Install, Joined, Resume
 from holdfast.core.faults import Point
@@ -42,7 +43,7 @@ class Board:
         for worker in PLAN.workers:
             layers = PLAN.placement.layers_of(worker)
             stage = EmulatedStage(layers=layers, num_layers=4, num_microbatches=MICROBATCHES)
-            protocol = WorkerProtocol(worker=worker, stage=stage, rules=RULES, pid=1)
+            protocol = WorkerProtocol(worker=worker, stage=stage, rules=RULES, process=process_of(worker, 1))
             install = Install(generation=1, plan=PLAN, staggered=True)
             self._stages[worker] = stage
             self._commands[worker] = [Attached(), install, Resume(generation=1, step=0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.processes import process_of
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.work import WorkPhase, working
@@ -26,7 +27,9 @@ class AcceleratorError(RuntimeError):
 
 
 def report(error, **changes):
-    return report_of(error, worker=WorkerId(1, 2), pid=7, generation=3, step=4, **changes)
+    return report_of(
+        error, worker=WorkerId(1, 2), process=process_of(WorkerId(1, 2), 7), generation=3, step=4, **changes
+    )
 
 
 @pytest.mark.parametrize(

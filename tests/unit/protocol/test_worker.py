@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.messages import (
     Attached,
@@ -105,7 +106,7 @@ class Driver:
         self.worker = worker
         self._sums_at_once = sums_at_once
         self.stage = stage_of(worker, plan)
-        self.protocol = WorkerProtocol(worker=worker, stage=self.stage, rules=RULES, pid=1)
+        self.protocol = WorkerProtocol(worker=worker, stage=self.stage, rules=RULES, process=process_of(worker, 1))
         self.effects = []
         self._folder, self._plan = tmp_path, plan
         self._errors = errors or {}
@@ -606,7 +607,7 @@ def test_who_crosses_waits_for_the_others(tmp_path):
 
 def first_order(**order):
     """A protocol whose process holds what its plan gives to it, told of a plan for the first time."""
-    protocol = WorkerProtocol(worker=LAST, stage=stage_of(LAST), rules=RULES, pid=1)
+    protocol = WorkerProtocol(worker=LAST, stage=stage_of(LAST), rules=RULES, process=process_of(LAST, 1))
     script = protocol.run()
     script.send(None)
     assert isinstance(script.send(None), Listen)
@@ -787,7 +788,7 @@ def test_of_a_state_that_is_gone_nothing_is_written_or_told_but_that(ahead):
     """Who had ended a step that others had not, and never goes back, has no state of before it."""
     stage = Gone(layers=PLAN.placement.layers_of(FIRST), num_layers=5, num_microbatches=MICROBATCHES)
     rules = dataclasses.replace(RULES, checkpoint_every=2, sampling=Sampling(seed=0, every=2, layers=False))
-    protocol = WorkerProtocol(worker=FIRST, stage=stage, rules=rules, pid=1)
+    protocol = WorkerProtocol(worker=FIRST, stage=stage, rules=rules, process=process_of(FIRST, 1))
     protocol.plan, protocol.audits, stage.ahead = PLAN, Audits(), ahead
     for step in (2, 3):
         effects = list(protocol._before(step, beginning=True))

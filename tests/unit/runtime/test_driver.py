@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from tests.processes import process_of
 from tests.waiting import LIMIT_S
 
 from holdfast.control.messages import Attached, Expel, Install, Joined, Raised, Resume, Shutdown, Status
@@ -95,7 +96,7 @@ def driver(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     spec = TensorSpec(shape=(WIDTH,), dtype="int64")
     driver = Driver(
-        protocol=Scripted(worker=worker, stage=stage, rules=JobRules(steps=2), pid=0),
+        protocol=Scripted(worker=worker, stage=stage, rules=JobRules(steps=2), process=process_of(worker, 1)),
         transport=IdleTransport(),
         meet=lambda peers: None,
         exchange=RelayExchange(worker, sent.put),

@@ -1,6 +1,7 @@
 """The parts of links that do no I/O."""
 
 import pytest
+from tests.processes import process_of
 
 from holdfast.control.messages import Hello, Here, Peer
 from holdfast.control.peer_directory import PeerDirectory
@@ -250,47 +251,50 @@ def test_whoever_speaks_otherwise_is_no_worker(hello):
 
 
 def hello(worker, pid=1, nonce=None):
-    return Hello(worker=worker, pid=pid, here=Here(address=f"h:{pid}", nonce=nonce or NONCES[worker]))
+    return Hello(
+        worker=worker, process=process_of(worker, pid), here=Here(address=f"h:{pid}", nonce=nonce or NONCES[worker])
+    )
 
 
 def test_everybody_is_told_of_everybody_once_and_both_get_the_same_key():
-    directory, pids = PeerDirectory("token"), {A: 1, B: 1, C: 1}
+    directory, processes = PeerDirectory("token"), {A: process_of(A, 1), B: process_of(B, 1), C: process_of(C, 1)}
     for worker in (A, B):
         directory.heard(hello(worker))
-    to_a, to_b = (directory.news_for(worker, pids) for worker in (A, B))
+    to_a, to_b = (directory.news_for(worker, processes) for worker in (A, B))
     assert [peer.worker for peer in to_a.peers] == [B]
     assert to_a.peers[0].key == to_b.peers[0].key
-    assert directory.news_for(A, pids) is None
+    assert directory.news_for(A, processes) is None
     directory.heard(hello(C))
-    (to_c,) = directory.news_for(A, pids).peers
+    (to_c,) = directory.news_for(A, processes).peers
     assert (to_c.worker, to_c.here.nonce) == (C, NONCES[C])
     assert to_c.key != to_a.peers[0].key
 
 
 def test_whoever_comes_again_is_told_all_again_and_a_new_process_is_news():
-    directory, pids = PeerDirectory("token"), {A: 1, B: 1}
+    directory, processes = PeerDirectory("token"), {A: process_of(A, 1), B: process_of(B, 1)}
     for worker in (A, B):
         directory.heard(hello(worker))
-        directory.news_for(worker, pids)
+        directory.news_for(worker, processes)
     directory.heard(hello(A))
-    assert [peer.worker for peer in directory.news_for(A, pids).peers] == [B]
+    assert [peer.worker for peer in directory.news_for(A, processes).peers] == [B]
     directory.heard(hello(B, pid=2, nonce=b"B" * 16))
-    assert directory.news_for(A, pids) is None, "the process that counts is another one"
-    assert directory.news_for(A, {A: 1, B: 2}).peers[0].here.nonce == b"B" * 16
+    assert directory.news_for(A, processes) is None, "the process that counts is another one"
+    assert directory.news_for(A, {A: process_of(A, 1), B: process_of(B, 2)}).peers[0].here.nonce == b"B" * 16
 
 
 def test_a_process_of_the_past_that_says_hello_takes_nobodys_place():
-    directory, pids = PeerDirectory("token"), {A: 1, B: 2}
+    directory, processes = PeerDirectory("token"), {A: process_of(A, 1), B: process_of(B, 2)}
     for one in (hello(A), hello(B, pid=2), hello(B, pid=1, nonce=b"old" + bytes(13))):
         directory.heard(one)
-    assert directory.news_for(A, pids).peers[0].here.nonce == NONCES[B]
-    assert directory.news_for(B, pids).peers[0].here.nonce == NONCES[A]
+    assert directory.news_for(A, processes).peers[0].here.nonce == NONCES[B]
+    assert directory.news_for(B, processes).peers[0].here.nonce == NONCES[A]
 
 
 def test_a_worker_without_links_is_told_nothing():
     directory = PeerDirectory("token")
-    directory.heard(Hello(worker=A, pid=1))
-    directory.heard(Hello(worker=None, pid=1))
+    directory.heard(Hello(worker=A, process=process_of(A, 1)))
+    directory.heard(Hello(worker=None, process=process_of(None, 1)))
     directory.heard(hello(B))
-    assert directory.news_for(A, {A: 1, B: 1}) is None
-    assert directory.news_for(B, {A: 1, B: 1}) is None
+    processes = {A: process_of(A, 1), B: process_of(B, 1)}
+    assert directory.news_for(A, processes) is None
+    assert directory.news_for(B, processes) is None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import pytest
+from tests.processes import NODE
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control.messages import Exited, NodeLost, Progress, Strike, WorkerOffer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.runtime.injection.node import NodeFaults
 from holdfast.runtime.node.children import Children
 from holdfast.runtime.node.worker_group import WorkerGroup
@@ -28,7 +31,7 @@ class Spec:
     resume: str | None = "a checkpoint"
 
 
-class Process:
+class Fake:
     """Stands for a process: it runs until the test, or the group, ends it."""
 
     def __init__(self, pid):
@@ -62,7 +65,7 @@ class Starter:
 
     def __call__(self, *, target, args, name, daemon):
         self.told.append(args[0])
-        self.made.append(Process(pid=len(self.told)))
+        self.made.append(Fake(pid=len(self.told)))
         return self.made[-1]
 
     def end(self):
@@ -78,12 +81,15 @@ def group(tmp_path):
     starter = Starter()
 
     def make(*faults):
+        numbers = count(1)
         group = WorkerGroup(
             children=Children(process=starter),
-            spec_of=lambda worker, begins: Spec(worker) if begins else Spec(worker, resume=None),
+            node=NODE,
+            spec_of=lambda worker, nonce, begins: Spec(worker) if begins else Spec(worker, resume=None),
             send=sent.append,
             log=log,
             grace_s=0.0,
+            draw=lambda: f"{next(numbers):016x}",
         )
         if faults:
             NodeFaults(
@@ -98,6 +104,11 @@ def group(tmp_path):
     yield make, sent, tmp_path / "events.jsonl"
     starter.end()
     log.close()
+
+
+def nth(number):
+    """The process that was started as the so-many-th."""
+    return Process(NODE, number, f"{number:016x}")
 
 
 def progress(step):
@@ -121,7 +132,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
     group = group[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
     group.start(A)
     group.obey(progress(6))
-    group.fence(A, 1)
+    group.fence(A, nth(1))
     group.start(A)
     assert given(group)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
 
@@ -129,7 +140,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
 def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(group):
     group = group[0]()
     group.start(A)
-    group.fence(A, 1)
+    group.fence(A, nth(1))
     group.start(A)
     assert [spec.resume for spec in group.children.process.told] == ["a checkpoint", None]
 
@@ -224,7 +235,7 @@ def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(group):
     group.children.process.made[0].kill()
     await_exit(sent)
     assert group.hello().coming == ()
-    assert group.hello().exits == (Exited(worker=A, pid=1, status=-9),)
+    assert group.hello().exits == (Exited(worker=A, process=nth(1), status=-9),)
 
 
 def test_one_that_has_ended_is_started_again(group):
@@ -242,13 +253,13 @@ def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_tu
     group = group[0]()
     group.grace_s = LIMIT_S
     group.start(A)
-    group.fence(A, 1)
+    group.fence(A, nth(1))
     group.start(A)
     assert [process.is_alive() for process in group.children.process.made] == [True, True]
-    group.fence(A, 1)  # told again: it is not the current one any more
+    group.fence(A, nth(1))  # told again: it is not the current one any more
     group.start(A)
     assert len(group.children.process.told) == 2
-    group.fence(A, 2)
+    group.fence(A, nth(2))
     group.start(A)
     assert len(group.children.process.told) == 3
 

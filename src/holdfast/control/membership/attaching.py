@@ -26,7 +26,7 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker's process attaches: it is let in, or told that it is none of ours any more."""
     if _is_over(state, worker, hello):
         reason = f"worker {worker} is no member any more"
-        return state, (Tell(to=worker, pid=hello.pid, command=Expel(reason=reason)),)
+        return state, (Tell(to=worker, process=hello.process, command=Expel(reason=reason)),)
     ids = state.grid.baseline.workers
     if hello.raised is not None and worker in ids and not state.past_lost:  # time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
@@ -36,7 +36,7 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     again = tuple(Tell(to=None, command=Strike(worker=worker, spec=spec)) for spec in hello.strikes)
-    return prefixed((Tell(to=worker, pid=hello.pid, command=Attached()), *again), _admit(state, worker, hello))
+    return prefixed((Tell(to=worker, process=hello.process, command=Attached()), *again), _admit(state, worker, hello))
 
 
 def _is_over(state: Membership, worker: WorkerId, hello: Hello) -> bool:
@@ -44,16 +44,16 @@ def _is_over(state: Membership, worker: WorkerId, hello: Hello) -> bool:
 
     Where there is no place for it, it may be a spare if it is fresh; or if it knows more of the past than we do.
     """
-    pid, roster, ids = hello.pid, state.roster, state.grid.baseline.workers
-    if (worker, pid) in state.vacancies.starting.spent:
+    process, roster, ids = hello.process, state.roster, state.grid.baseline.workers
+    if process in state.vacancies.starting.spent:
         return True
-    ours = roster.pids.get(worker, pid) == pid
+    ours = roster.may_be(worker, process)
     if worker in roster.spares or (worker in ids and worker not in roster.lost):
         return not ours
     if worker in ids:
         return ours and worker not in roster.kept
     known = state.past_lost or knows_more(state, hello)
-    return roster.pids.get(worker) == pid or (hello.generation > 0 and not known)
+    return roster.processes.get(worker) == process or (hello.generation > 0 and not known)
 
 
 def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
@@ -63,7 +63,7 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if state.past_lost:
         return on_survivor(state, worker, hello)
     stopped = worker in state.roster.kept
-    if stopped and state.roster.pids[worker] == hello.pid:  # it is none of us, but stays
+    if stopped and state.roster.processes[worker] == hello.process:  # it is none of us, but stays
         return state, ()
     if stopped:  # another process takes its place already
         told = expulsion(state, worker, "another process has taken its place")
@@ -71,7 +71,7 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     if worker not in state.grid.baseline.workers:
         return _admit_spare(state, worker, hello)
     new, rests = worker in state.roster.lost, worker in state.roster.dormant
-    state = _came(state.attached(worker, hello.pid, arriving=new), worker)
+    state = _came(state.attached(worker, hello.process, arriving=new), worker)
     state = replace(
         state,
         roster=state.roster.not_awaiting({worker}).told_to_rest(worker, hello.dormant),
@@ -79,7 +79,7 @@ def _admit(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     )
     if state.generation:
         return on_return(state, worker, hello)
-    if set(state.roster.pids) >= set(state.grid.baseline.workers):
+    if set(state.roster.processes) >= set(state.grid.baseline.workers):
         return carry_out(state, resume("", state.grid.baseline))
     return state, ()
 
@@ -94,7 +94,7 @@ def _came(state: Membership, worker: WorkerId) -> Membership:
 def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """There is no place for it so far: it waits for one, unless it was told to go."""
     known = worker in state.roster.spares
-    state = _came(state.with_spare(worker, hello.pid), worker)
+    state = _came(state.with_spare(worker, hello.process), worker)
     state = replace(state, roster=state.roster.not_awaiting({worker}).told_to_rest(worker, hello.dormant))
     if hello.raised is not None:
         return on_raised(state, hello.raised)
@@ -106,7 +106,7 @@ def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 def on_started(state: Membership, started: Started, now: float) -> Decision:
     """The agent has started a process: from now on it is waited for, unless it is here already."""
-    if state.roster.pids.get(started.worker) == started.pid:
+    if state.roster.processes.get(started.worker) == started.process:
         return state, ()
     starting = state.vacancies.starting.begun(started, now)
     return replace(state, vacancies=replace(state.vacancies, starting=starting)), ()
@@ -119,16 +119,18 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return prefixed(told, on_agent(state, hello, now))
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
-    dead = {(exit_.worker, exit_.pid) for exit_ in hello.exits}
-    fenced = [(worker, state.roster.pids.get(worker, 0)) for worker in sorted(state.roster.lost - state.roster.kept)]
+    dead, lost = {exit_.process for exit_ in hello.exits}, sorted(state.roster.lost - state.roster.kept)
+    fenced = [(worker, state.roster.processes[worker]) for worker in lost if worker in state.roster.processes]
     for started in hello.started:
         state, _ = on_started(state, started, now)
     outputs: tuple[Output, ...] = tuple(
-        Tell(to=None, command=Fence(worker=worker, pid=pid)) for worker, pid in fenced if (worker, pid) not in dead
+        Tell(to=None, command=Fence(worker=worker, process=process))
+        for worker, process in fenced
+        if process not in dead
     )
     for exit_ in hello.exits:
-        if state.roster.pids.get(exit_.worker, exit_.pid) == exit_.pid:
-            state, more = on_exited(state, exit_.worker, exit_.pid, exit_.status)
+        if state.roster.may_be(exit_.worker, exit_.process):
+            state, more = on_exited(state, exit_.worker, exit_.process, exit_.status)
             outputs += untold(state, exit_, more)
     if state.phase is Phase.ENDED:
         return state, outputs

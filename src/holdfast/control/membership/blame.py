@@ -63,7 +63,7 @@ def judge(reports: Sequence[Raised], losses: Sequence[Raised], tolerate: int) ->
         tolerate: how many such losses within 100 steps may be chance; at least 1 may.
     """
     for report in reports:
-        others = [other for other in reports if _same_place(report, other) and other.pid != report.pid]
+        others = [other for other in reports if _same_place(report, other) and other.process != report.process]
         if others:
             who = ", ".join(dict.fromkeys(str(each.worker) for each in others))
             return Program(first=report, why=f"worker {who} met the same, so it is the program")

@@ -151,9 +151,9 @@ def _decide(
             return on_hello(state, worker, event)
         case Started():
             return on_started(state, event, now)
-        case Exited(worker=worker, pid=pid, status=status):
-            return on_exited(state, worker, pid, status)
-        case Closed(worker=worker, pid=pid) if worker is None or state.roster.pids.get(worker, pid) == pid:
+        case Exited(worker=worker, process=process, status=status):
+            return on_exited(state, worker, process, status)
+        case Closed(worker=worker, process=process) if state.roster.may_be(worker, process):
             return on_closed(state, worker, now)
         case NodeLost(node=node, workers=workers):
             return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
@@ -197,7 +197,7 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
     worker = failure.worker
     if worker not in state.grid.baseline.workers and worker not in state.roster.spares:
         return state, (notice(worker, f"could not come: {failure.error}"),)
-    if worker not in state.roster.lost and state.roster.pids.get(worker, failure.pid) == failure.pid:
+    if worker not in state.roster.lost and state.roster.may_be(worker, failure.process):
         harmless = state.only_saves or worker in state.roster.spares
         return on_lost(state, {worker: failure.error}) if harmless else on_failure(state, failure)
     return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.roster.expected else ()
@@ -211,7 +211,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
         return on_audited(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
     upcoming = state.running.upcoming
-    if upcoming is not None and generation == upcoming.generation and worker in state.roster.pids:
+    if upcoming is not None and generation == upcoming.generation and worker in state.roster.processes:
         return _on_upcoming_message(state, upcoming, event, now)
     if generation != state.generation or state.phase is Phase.GATHERING or worker is None or not state.is_alive(worker):
         return state, ()

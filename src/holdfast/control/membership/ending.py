@@ -146,6 +146,6 @@ def tell_the_end(state: Membership, event: object) -> tuple[Output, ...]:
     match event:
         case Hello(worker=None) if state.ended is not None:
             return (Tell(to=None, command=state.ended),)
-        case Hello(worker=worker, pid=pid):
-            return (Tell(to=worker, pid=pid, command=Shutdown(reason="the job has ended")),)
+        case Hello(worker=worker, process=process):
+            return (Tell(to=worker, process=process, command=Shutdown(reason="the job has ended")),)
     return ()

@@ -32,7 +32,7 @@ def forgotten(state: Membership) -> Decision:
         state,
         past_lost=why,
         phase=Phase.REATTACHING,
-        roster=replace(state.roster, arriving=frozenset(state.roster.pids) - state.roster.spares),
+        roster=replace(state.roster, arriving=frozenset(state.roster.processes) - state.roster.spares),
         vacancies=replace(state.vacancies, offers=()),
     )
     told = Remark(worker=None, kind="store", text=f"{why}: what lives is saved, and the job ends")
@@ -44,40 +44,40 @@ def on_survivor(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     broken = hello.raised is not None and not hello.raised.sound
     empty = hello.generation == 0 or not hello.has_state or broken
     if worker in state.grid.baseline.workers:
-        state = state.attached(worker, hello.pid, arriving=empty)
+        state = state.attached(worker, hello.process, arriving=empty)
     else:
-        state = state.with_spare(worker, hello.pid)
+        state = state.with_spare(worker, hello.process)
         if empty:
             return state, ()
     state = replace(state, contact=state.contact.back(worker, hello))
     return conclude_return(state) if state.phase is Phase.REATTACHING else recover(state)
 
 
-def gone_before(events: Iterable[Event]) -> frozenset[tuple[WorkerId, int]]:
-    """Returns the processes that a log tells to be lost, or to have left; each place may have had several."""
-    pids: dict[str, int] = {}
-    gone: set[tuple[WorkerId, int]] = set()
+def gone_before(events: Iterable[Event]) -> frozenset[str]:
+    """Returns the nonces of processes that a log tells to be lost, or to have left; each place may have had several."""
+    nonces: dict[str, str] = {}
+    gone: set[str] = set()
     for event in events:
         match event:
-            case WorkerReady(worker=worker, pid=pid):
-                pids[worker] = pid
-            case Detected(worker=worker) | Parted(worker=worker) if worker in pids:
-                gone.add((WorkerId.parse(worker), pids[worker]))
+            case WorkerReady(worker=worker, nonce=nonce):
+                nonces[worker] = nonce
+            case Detected(worker=worker) | Parted(worker=worker) if worker in nonces:
+                gone.add(nonces[worker])
     return frozenset(gone)
 
 
 def untold(state: Membership, exited: Exited, outputs: tuple[Output, ...]) -> tuple[Output, ...]:
     """Returns ``outputs`` without the news of a loss that was told before the decisions were lost."""
-    if (exited.worker, exited.pid) not in state.contact.told_gone:
+    if exited.process.nonce not in state.contact.told_gone:
         return outputs
     return tuple(each for each in outputs if not (isinstance(each, Record) and isinstance(each.event, Detected)))
 
 
 def note_exits(state: Membership, hello: Hello) -> Membership:
     """Whose processes they were that have ended; a later process of the same worker may be alive."""
-    pids = {**{exit_.worker: exit_.pid for exit_ in hello.exits}, **state.roster.pids}
+    processes = {**{exit_.worker: exit_.process for exit_ in hello.exits}, **state.roster.processes}
     return replace(
         state,
-        roster=replace(state.roster, pids=pids),
+        roster=replace(state.roster, processes=processes),
         vacancies=replace(state.vacancies, offers=()),
     )

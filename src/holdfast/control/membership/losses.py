@@ -18,37 +18,39 @@ from holdfast.control.membership.state import (
     Record,
     Tell,
     expulsion,
+    fence,
     held_for_lost,
     notice,
     prefixed,
 )
 from holdfast.control.membership.vacancies import NO_PLACES, answer_offers, matched, spawn
-from holdfast.control.messages import Fence, Shutdown, StartWorker
+from holdfast.control.messages import Shutdown, StartWorker
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.errors import describe_exit
 from holdfast.telemetry.events import Parted
 
 __all__ = ["on_exited", "on_lost", "on_overdue", "on_spare_leaving"]
 
 
-def on_exited(state: Membership, worker: WorkerId, pid: int, status: int) -> Decision:
+def on_exited(state: Membership, worker: WorkerId, process: Process, status: int) -> Decision:
     """A process has ended: in order, early, or it is a loss."""
     how, roster, gathering = f"process ended: {describe_exit(status)}", state.roster, state.phase is Phase.GATHERING
     if worker in roster.spares:
-        return on_lost(state, {worker: how}) if roster.pids[worker] == pid else (state, ())
-    if worker not in state.grid.baseline.workers and worker not in roster.pids:
-        waited_for = state.vacancies.starting.pid_of(worker) == pid
-        return on_no_show(state, worker, pid, how) if waited_for else (state, ())
-    if gathering or roster.pids.get(worker, pid) != pid:
-        known = state.vacancies.starting.pid_of(worker) or (roster.pids.get(worker) if gathering else None)
-        return on_no_show(state, worker, pid, how) if known in (None, pid) else (state, ())
+        return on_lost(state, {worker: how}) if roster.processes[worker] == process else (state, ())
+    if worker not in state.grid.baseline.workers and worker not in roster.processes:
+        waited_for = state.vacancies.starting.process_of(worker) == process
+        return on_no_show(state, worker, process, how) if waited_for else (state, ())
+    if gathering or not roster.may_be(worker, process):
+        known = state.vacancies.starting.process_of(worker) or (roster.processes.get(worker) if gathering else None)
+        return on_no_show(state, worker, process, how) if known in (None, process) else (state, ())
     if worker in roster.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
         return on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
     return on_lost(state, {worker: how})
 
 
-def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decision:
-    """A process that was started does not come, or died before the job began: another one is tried, once.
+def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how: str) -> Decision:
+    """A process that was started (None: which is not known) does not come, or died early: another one is tried, once.
 
     Not of a spare, which nobody waits for.
     """
@@ -57,7 +59,7 @@ def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decis
         text = f"was lost while starting ({how}): there is one spare less"
         roster = state.roster.not_awaiting({worker})
         return replace(state, vacancies=vacancies, roster=roster), (notice(worker, text),)
-    begun, failed = state.phase is not Phase.GATHERING, (worker, pid) in state.vacancies.starting.spent
+    begun, failed = state.phase is not Phase.GATHERING, process in state.vacancies.starting.spent
     if failed or (begun and worker not in state.roster.expected):
         return state, ()
     if worker in state.vacancies.starting.again:
@@ -65,10 +67,10 @@ def on_no_show(state: Membership, worker: WorkerId, pid: int, how: str) -> Decis
     roster = state.roster.awaiting({worker})
     state = replace(
         state,
-        roster=roster if begun else replace(roster, pids=without(roster.pids, worker)),
+        roster=roster if begun else replace(roster, processes=without(roster.processes, worker)),
         contact=state.contact.connected(worker),
         watch=forget(state.watch, (worker,)),
-        vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, pid)),
+        vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, process)),
     )
     spawn = Tell(to=None, command=StartWorker(worker=worker, first=not begun))
     return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), spawn)
@@ -92,11 +94,11 @@ def on_overdue(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
     """Processes that were started take too long to come: they are ended, in case they ever do."""
     outputs: tuple[Output, ...] = ()
     for worker, text in how.items():
-        pid, _ = state.vacancies.starting.since[worker]
+        process, _ = state.vacancies.starting.since[worker]
         starting = state.vacancies.starting.attached(worker)
         state = replace(state, vacancies=replace(state.vacancies, starting=starting))
-        state, more = on_no_show(state, worker, pid, text)
-        outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
+        state, more = on_no_show(state, worker, process, text)
+        outputs += (*fence(worker, process), *more)
         if state.phase is Phase.ENDED:
             break
     return state, outputs
@@ -135,7 +137,7 @@ def _lose_spares(state: Membership, how: Mapping[WorkerId, str]) -> Decision:
 def on_spare_leaving(state: Membership, worker: WorkerId) -> Decision:
     """A spare was told to go: nobody needs it."""
     parted = Record(event=Parted(worker=str(worker), step=state.last_step + 1))
-    shutdown = Tell(to=worker, pid=state.roster.pids[worker], command=Shutdown(reason="it has no place"))
+    shutdown = Tell(to=worker, process=state.roster.processes[worker], command=Shutdown(reason="it has no place"))
     return prefixed((parted, shutdown), _without_spares(state, frozenset({worker})))
 
 
@@ -154,12 +156,15 @@ def _without_spares(state: Membership, gone: frozenset[WorkerId]) -> Decision:
 
 
 def _lost_while_gathering(state: Membership, news: Mapping[WorkerId, str]) -> Decision:
-    """They have attached, and are gone before all had."""
+    """They are gone before all have attached."""
     outputs: tuple[Output, ...] = ()
     for worker, text in news.items():
-        pid = state.roster.pids.get(worker) or state.vacancies.starting.pid_of(worker) or 0
-        state, more = on_no_show(state, worker, pid, text)
-        outputs += (Tell(to=None, command=Fence(worker=worker, pid=pid)), *more)
+        starting = state.vacancies.starting
+        process = state.roster.processes.get(worker) or starting.process_of(worker)
+        if process is None and worker in starting.again:  # its end is known, and another one is on its way
+            continue
+        state, more = on_no_show(state, worker, process, text)
+        outputs += (*fence(worker, process), *more)
         if state.phase is Phase.ENDED:
             break
     return state, outputs

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 
 __all__ = ["Contact", "Roster", "without"]
 
@@ -20,7 +21,7 @@ class Roster:
     """Who there is. All of it is stored.
 
     Attributes:
-        pids: the process of each worker that attached, the last one if there were several.
+        processes: that of each worker that attached, the last one if there were several.
         lost: workers that are gone, of the grid or not.
         arriving: workers that attached to the running job and are in no generation yet.
         entering: members of this generation without state.
@@ -32,7 +33,7 @@ class Roster:
         spares: workers that are there and have no place in the grid: they own nothing and are in no plan.
     """
 
-    pids: Mapping[WorkerId, int] = field(default_factory=dict)
+    processes: Mapping[WorkerId, Process] = field(default_factory=dict)
     lost: frozenset[WorkerId] = _NOBODY
     arriving: frozenset[WorkerId] = _NOBODY
     entering: frozenset[WorkerId] = _NOBODY
@@ -42,6 +43,10 @@ class Roster:
     expected: frozenset[WorkerId] = _NOBODY
     kept: frozenset[WorkerId] = _NOBODY
     spares: frozenset[WorkerId] = _NOBODY
+
+    def may_be(self, worker: WorkerId | None, process: Process | None) -> bool:
+        """Whether this is the newest process of a worker that we know of, or we know of none, as of the agent's."""
+        return worker is None or self.processes.get(worker, process) == process
 
     def departed(self, gone: frozenset[WorkerId]) -> Roster:
         """Returns the roster once ``gone`` are lost."""
@@ -56,11 +61,11 @@ class Roster:
             spares=self.spares - gone,
         )
 
-    def attached(self, worker: WorkerId, pid: int, *, arriving: bool) -> Roster:
+    def attached(self, worker: WorkerId, process: Process, *, arriving: bool) -> Roster:
         """Returns the roster once a process has attached; ``arriving``: it has yet to enter a generation."""
         return replace(
             self,
-            pids={**self.pids, worker: pid},
+            processes={**self.processes, worker: process},
             lost=self.lost - {worker},
             arriving=self.arriving | {worker} if arriving else self.arriving,
         )
@@ -146,14 +151,14 @@ class Contact:
         returned: workers that are back at a coordinator that was started again, and what they said.
         reattach_until: when those that are not back are given up.
         agent_away: whether the agent has to say first what it has seen and started.
-        told_gone: processes whose loss, or leaving, a coordinator has told of whose decisions are not known.
+        told_gone: nonces of processes whose loss, or leaving, a coordinator has told of whose decisions are lost.
     """
 
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
     returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
     reattach_until: float = 0.0
     agent_away: bool = False
-    told_gone: frozenset[tuple[WorkerId, int]] = frozenset()
+    told_gone: frozenset[str] = frozenset()
 
     def departed(self, gone: Iterable[WorkerId]) -> Contact:
         """Returns it once ``gone`` are lost: nobody listens to them any more."""

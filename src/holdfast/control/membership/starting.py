@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.control.messages import Started
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 
 __all__ = ["Starting", "Vacancies"]
 
@@ -24,29 +25,31 @@ class Starting:
     """
 
     limit_s: float = math.inf
-    since: Mapping[WorkerId, tuple[int, float]] = field(default_factory=dict)
+    since: Mapping[WorkerId, tuple[Process, float]] = field(default_factory=dict)
     again: frozenset[WorkerId] = frozenset()
-    spent: frozenset[tuple[WorkerId, int]] = frozenset()
+    spent: frozenset[Process] = frozenset()
 
-    def pid_of(self, worker: WorkerId) -> int | None:
+    def process_of(self, worker: WorkerId) -> Process | None:
         """The process that is waited for; None if none is known of."""
         return self.since[worker][0] if worker in self.since else None
 
     def begun(self, started: Started, now: float) -> Starting:
         """Returns it once a process was started, or was heard again to have been."""
-        worker, pid = started.worker, started.pid
-        if (worker, pid) in self.spent or self.pid_of(worker) == pid:
+        worker, process = started.worker, started.process
+        if process in self.spent or self.process_of(worker) == process:
             return self
-        return replace(self, since={**self.since, worker: (pid, now)})
+        return replace(self, since={**self.since, worker: (process, now)})
 
     def attached(self, worker: WorkerId) -> Starting:
         """Returns it once a worker has attached."""
         return replace(self, since={each: at for each, at in self.since.items() if each != worker})
 
-    def failed(self, worker: WorkerId, pid: int) -> Starting:
-        """Returns it once a process is given up and another one is started."""
+    def failed(self, worker: WorkerId, process: Process | None) -> Starting:
+        """Returns it once a process is given up, if it is known which, and another one is started."""
         after = self.attached(worker)
-        return replace(after, again=self.again | {worker}, spent=self.spent | {(worker, pid)})
+        return replace(
+            after, again=self.again | {worker}, spent=self.spent if process is None else self.spent | {process}
+        )
 
     def over(self, worker: WorkerId) -> Starting:
         """Returns it once a worker came, or is given up: the next time two may be tried again."""

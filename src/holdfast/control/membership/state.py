@@ -19,6 +19,7 @@ from holdfast.control.membership.running import Prospects, RefusedMove, Reports,
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.core.placement import spared
 from holdfast.core.plan import Plan
 from holdfast.planning.maker import PROVING, PlanMaker
@@ -70,11 +71,11 @@ class Phase(StrEnum):
 class Closed:
     """Event: the control connection of a process is gone. It may live, and then connects again.
 
-    ``worker``: whose; None for the agent.
+    ``worker``: whose; None, as ``process``, for the agent.
     """
 
     worker: WorkerId | None
-    pid: int
+    process: Process | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Output: send ``command`` to a worker (its process ``pid``, if given), or to the agent if ``to`` is None."""
+    """Output: send ``command`` to a worker (to ``process`` of it, if given), or to the agent if ``to`` is None."""
 
     to: WorkerId | None
     command: Command
-    pid: int | None = None
+    process: Process | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,9 +363,9 @@ class Membership:
         """What members that have stopped reported and was not judged yet."""
         if self.only_saves or not self.exceptions.raised:
             return ()
-        present, pids = self.present, self.roster.pids
+        present, now = self.present, self.roster.processes
         return tuple(
-            each for each in self.exceptions.raised if each.worker in present and pids[each.worker] == each.pid
+            each for each in self.exceptions.raised if each.worker in present and now[each.worker] == each.process
         )
 
     def logging_in(self, grid: Plan, step: int) -> Membership:
@@ -391,18 +392,18 @@ class Membership:
             watch=forget(self.watch, gone),
         )
 
-    def attached(self, worker: WorkerId, pid: int, *, arriving: bool) -> Membership:
+    def attached(self, worker: WorkerId, process: Process, *, arriving: bool) -> Membership:
         """Returns it once a process of a worker is here; ``arriving``: it has yet to enter a generation."""
         return replace(
             self,
-            roster=self.roster.attached(worker, pid, arriving=arriving),
+            roster=self.roster.attached(worker, process, arriving=arriving),
             contact=self.contact.connected(worker),
             watch=forget(self.watch, (worker,)),
         )
 
-    def with_spare(self, worker: WorkerId, pid: int) -> Membership:
+    def with_spare(self, worker: WorkerId, process: Process) -> Membership:
         """Returns it once a process is here for which there is no place."""
-        state = self.attached(worker, pid, arriving=False)
+        state = self.attached(worker, process, arriving=False)
         return replace(state, roster=replace(state.roster, spares=state.roster.spares | {worker}))
 
 
@@ -413,11 +414,16 @@ def held_for_lost(state: Membership, worker: WorkerId, how: str) -> tuple[Output
     return (Record(event=event), *expulsion(state, worker, f"held for lost: {how}"))
 
 
-def expulsion(state: Membership, worker: WorkerId, reason: str) -> tuple[Tell, Tell]:
+def expulsion(state: Membership, worker: WorkerId, reason: str) -> tuple[Tell, ...]:
     """Returns what ends a worker for good: it must not act any more, and its place is free only when it is gone."""
-    pid = state.roster.pids.get(worker)
-    expel = Tell(to=worker, pid=pid, command=Expel(reason=reason))
-    return expel, Tell(to=None, command=Fence(worker=worker, pid=pid or 0))
+    process = state.roster.processes.get(worker)
+    expel = Tell(to=worker, process=process, command=Expel(reason=reason))
+    return (expel, *fence(worker, process))
+
+
+def fence(worker: WorkerId, process: Process | None) -> tuple[Tell, ...]:
+    """Returns what has the agent see to it that a process is gone; nothing if none is known of."""
+    return () if process is None else (Tell(to=None, command=Fence(worker=worker, process=process)),)
 
 
 def prefixed(outputs: Iterable[Output], decision: Decision) -> Decision:

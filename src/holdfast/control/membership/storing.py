@@ -16,6 +16,7 @@ from holdfast.control.membership.running import Running
 from holdfast.control.membership.state import Membership, Phase
 from holdfast.control.messages import Ended
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 
 __all__ = ["StoredDecision", "counted", "restore", "to_store"]
@@ -24,9 +25,9 @@ __all__ = ["StoredDecision", "counted", "restore", "to_store"]
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that a coordinator which is started again must know, as it was after one decision.
 
-    The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions; ``pids`` are
-    those of the roster, which has none here; ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0
-    without one.
+    The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions;
+    ``processes`` are those of the roster, which has none here; ``checkpoint_every`` and ``checkpoint_wanted`` are of
+    the cadence, 0 without one.
     """
 
     revision: int
@@ -35,7 +36,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     generations: int = 0
     grid: GridState
     roster: Roster = Roster()
-    pids: tuple[tuple[WorkerId, int], ...] = ()
+    processes: tuple[tuple[WorkerId, Process], ...] = ()
     running: Running = Running()
     restoring: Restoring = Restoring()
     exceptions: Exceptions = Exceptions()
@@ -118,8 +119,8 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         job=after.rules.job,
         generations=after.generations,
         grid=after.grid,
-        roster=replace(after.roster, pids={}),  # JSON has no keys but texts
-        pids=tuple(sorted(after.roster.pids.items())),
+        roster=replace(after.roster, processes={}),  # JSON has no keys but texts
+        processes=tuple(sorted(after.roster.processes.items())),
         running=after.running,
         restoring=after.restoring,
         exceptions=after.exceptions,
@@ -148,7 +149,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         generation=stored.generation,
         generations=stored.generations,
         grid=stored.grid,
-        roster=replace(stored.roster, pids=dict(stored.pids)),
+        roster=replace(stored.roster, processes=dict(stored.processes)),
         contact=replace(
             state.contact,
             detached=dict.fromkeys(sorted(stored.roster.spares), reattach_until),

@@ -67,7 +67,7 @@ def answer_offers(state: Membership) -> Decision:
 
 def _unheard_of(state: Membership, more: Iterable[WorkerId]) -> WorkerId:
     """Returns the name of a worker that there never was."""
-    known = (*state.grid.baseline.workers, *state.roster.pids, *state.roster.expected, *more)
+    known = (*state.grid.baseline.workers, *state.roster.processes, *state.roster.expected, *more)
     return WorkerId(1 + max(worker.pipeline for worker in known), 0)
 
 

@@ -78,12 +78,14 @@ class NodeFaults:
         group.spec_of = partial(self._spec_of, group.spec_of)
         group.on_command = partial(self._obey, group)
 
-    def _spec_of(self, spec_of: Callable[[WorkerId, bool], object], worker: WorkerId, begins: bool) -> object:
+    def _spec_of(
+        self, spec_of: Callable[[WorkerId, str, bool], object], worker: WorkerId, nonce: str, begins: bool
+    ) -> object:
         """What a process is told; a later one of the same worker is struck by what is still to come only."""
         own = self._faults_of(worker)
         if not begins:
             own = tuple(fault for fault in own if fault.step > self._reached + 1)
-        return self.tell(spec_of(worker, begins), own)
+        return self.tell(spec_of(worker, nonce, begins), own)
 
     def _faults_of(self, worker: WorkerId) -> tuple[Fault, ...]:
         """Its own faults; a node's strike when its first worker is there."""

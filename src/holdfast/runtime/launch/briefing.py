@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.config.job import Job
 from holdfast.control.token import share
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.slots import slots_of
 from holdfast.recovery.rules import JobRules
@@ -96,16 +97,20 @@ class Briefing:
             resume=self.request.resume,
         )
 
-    def worker(self, worker: WorkerId, *, begins: bool) -> WorkerSpec:
+    def worker(self, worker: WorkerId, node: NodeId, nonce: str, *, begins: bool) -> WorkerSpec:
         """Returns what a worker is told.
 
         Args:
             worker: who it is.
+            node: that it runs on.
+            nonce: of its process.
             begins: whether it begins with the job, and not after others, who give it the state of the running job.
         """
         request, probed, plan, nodes = self.request, self.probed, self.planned.plan, self.nodes
         return WorkerSpec(
             worker=worker,
+            node=node,
+            nonce=nonce,
             job=self.job,
             rules=self.rules,
             plan=plan,

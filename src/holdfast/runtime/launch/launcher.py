@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from holdfast.config.job import Job
 from holdfast.control.etcd import Etcd, parse_store_url
 from holdfast.control.messages import Ended, Message, Progress
 from holdfast.control.tls import check_tls
+from holdfast.core.nodes import NodeId
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import forbid_core_dumps, raise_file_limit
 from holdfast.runtime.isolation import Networks
@@ -41,7 +43,7 @@ from holdfast.runtime.node.local import Asking, LocalProcesses
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import Interrupted, Signals
 from holdfast.runtime.node.telling import Teller
-from holdfast.runtime.node.worker_group import WorkerGroup
+from holdfast.runtime.node.worker_group import WorkerGroup, new_nonce
 from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import Found, Probed, emulated_probe
 from holdfast.settings.planning import profile_of
@@ -236,11 +238,13 @@ class Launcher:
     def _agent(self, briefing: Briefing, ports: Ports, coordinators: Coordinators, log: EventLog) -> NodeAgent:
         spec = ports.coordinator
         control, checkpoint, resume = briefing.job.control, briefing.job.checkpoint, briefing.request.resume
+        node = NodeId(name=socket.gethostname() or "localhost", nonce=new_nonce())
 
         def make_group(send: Callable[[Message], None]) -> WorkerGroup:
             group = WorkerGroup(
                 children=ports.workers,
-                spec_of=lambda worker, begins: briefing.worker(worker, begins=begins),
+                node=node,
+                spec_of=lambda worker, nonce, begins: briefing.worker(worker, node, nonce, begins=begins),
                 entry=SCRIPT if briefing.job.loops else WORKER,
                 send=send,
                 log=log,

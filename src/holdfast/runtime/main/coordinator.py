@@ -36,7 +36,6 @@ from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.reshaper import Reshaper
 from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import server_credentials
-from holdfast.core.ids import WorkerId
 from holdfast.errors import (
     ConfigError,
     CorruptBlob,
@@ -165,7 +164,7 @@ def _recall(
     return store, stored, ""
 
 
-def _told_gone(spec: CoordinatorSpec) -> frozenset[tuple[WorkerId, int]]:
+def _told_gone(spec: CoordinatorSpec) -> frozenset[str]:
     """Who was told to be gone before; if the log cannot be read, that is told twice."""
     with contextlib.suppress(StorageError):
         return gone_before(event for _, event in read_events(spec.events))

@@ -23,6 +23,7 @@ from holdfast.control.client import ControlClient
 from holdfast.control.detection import PATIENCE
 from holdfast.control.messages import Dormant, Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
 from holdfast.control.tls import link_contexts
+from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.devices.device import HOST, Device
 from holdfast.devices.named import opened
@@ -101,6 +102,7 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec, companions: Companions | None) -> None:
         self._spec = spec
+        self._process = Process(spec.node, os.getpid(), spec.nonce)
         self._device: Device = HOST
         self._companions = companions
         self._ranks: Ranks | None = None
@@ -140,9 +142,10 @@ class WorkerProcess:
         os._exit(0)  # whatever thread still waits has nothing left to do
 
     def _fail(self, error: str, *, user_fault: bool, trace: str = "") -> None:
-        worker, pid = self._spec.worker, os.getpid()
         text, trace = error[:LONGEST_TEXT], trace[-LONGEST_TEXT:]
-        failure = Failure(worker=worker, pid=pid, error=text, user_fault=user_fault, traceback=trace)
+        failure = Failure(
+            worker=self._spec.worker, process=self._process, error=text, user_fault=user_fault, traceback=trace
+        )
         self._client.close(drain_s=_TELL_S, last_words=failure)  # unheard, it would pass for a death, and strike again
         os._exit(1)
 
@@ -169,7 +172,7 @@ class WorkerProcess:
         self._monitor.compiles_unseen = not watch_compiling(self._monitor) and self._compiles
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
-        self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid()))
+        self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid(), nonce=spec.nonce))
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         self._signals.answer(signal.SIGTERM, partial(self._leave, driver))
         return driver
@@ -208,7 +211,7 @@ class WorkerProcess:
             worker=spec.worker,
             stage=parts.stage,
             rules=spec.rules,
-            pid=os.getpid(),
+            process=self._process,
         )
         driver = Driver(
             protocol=protocol,

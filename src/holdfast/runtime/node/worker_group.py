@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -21,11 +22,12 @@ from holdfast.control.messages import (
     WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId, Process
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.entries import WORKER, EntryPoint
 from holdfast.telemetry.events import Log, Notice
 
-__all__ = ["Processes", "WorkerGroup"]
+__all__ = ["Member", "Processes", "WorkerGroup", "new_nonce"]
 
 
 class Processes(Protocol):
@@ -41,6 +43,19 @@ class Processes(Protocol):
         """Ends it, unless it has ended."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A worker's process, as its parent and as all others know it."""
+
+    child: Child
+    process: Process
+
+
+def new_nonce() -> str:
+    """Returns what tells a process, or an agent, from all others."""
+    return secrets.token_hex(8)
+
+
 def _after(delay_s: float, act: Callable[[], None]) -> None:
     timer = threading.Timer(delay_s, act)
     timer.daemon = True
@@ -53,33 +68,38 @@ class WorkerGroup:
 
     Attributes:
         children: starts them.
-        spec_of: what a worker is told, given whether it begins with the job, not after others.
+        node: that they run on.
+        spec_of: what a worker is told, given the nonce of its process, and whether it begins with the job, not after
+            others.
         send: to the coordinator; must not wait, nor ask for a hello.
         log: the job's events.
         grace_s: how long a process that was held for lost may take to end by itself.
         entry: what runs in a worker's process.
         clock: seconds, monotonic; of the log.
         later: calls what it is given after so many seconds.
+        draw: returns a nonce that nobody else has.
         on_command: called with each command once it is obeyed.
     """
 
     children: Processes
-    spec_of: Callable[[WorkerId, bool], object]
+    node: NodeId
+    spec_of: Callable[[WorkerId, str, bool], object]
     send: Callable[[Message], None]
     log: Log
     grace_s: float
     entry: EntryPoint = WORKER
     clock: Callable[[], float] = time.monotonic
     later: Callable[[float, Callable[[], None]], None] = _after
+    draw: Callable[[], str] = new_nonce
     on_command: Callable[[Command], None] = lambda command: None
-    _current: dict[WorkerId, Child] = field(default_factory=dict)
-    _running: dict[WorkerId, Child] = field(default_factory=dict)
+    _current: dict[WorkerId, Member] = field(default_factory=dict)
+    _running: dict[WorkerId, Member] = field(default_factory=dict)
     """Those of the current ones that have not ended and were not fenced."""
     _generation: int = 0
     """The newest that ran a step, as far as we heard."""
     _exits: tuple[Exited, ...] = ()
     _open_offers: tuple[WorkerId | None, ...] = ()
-    _coming: dict[WorkerId, Child | None] = field(default_factory=dict)
+    _coming: dict[WorkerId, Member | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hello(self) -> Hello:
@@ -87,12 +107,12 @@ class WorkerGroup:
         with self._lock:
             return Hello(
                 worker=None,
-                pid=os.getpid(),
+                process=Process(self.node, os.getpid(), self.node.nonce),
                 generation=self._generation,
                 exits=self._exits,
                 offers=self._open_offers,
                 coming=tuple(sorted(self._coming)),
-                started=tuple(Started(worker=who, pid=child.pid) for who, child in sorted(self._running.items())),
+                started=tuple(Started(worker=who, process=each.process) for who, each in sorted(self._running.items())),
             )
 
     def obey(self, command: Command) -> None:
@@ -100,8 +120,8 @@ class WorkerGroup:
         match command:
             case Progress(generation=generation):
                 self._generation = generation
-            case Fence(worker=worker, pid=pid):
-                self.fence(worker, pid)
+            case Fence(worker=worker, process=process):
+                self.fence(worker, process)
             case StartWorker(worker=worker, first=first):
                 self.start(worker, first=first)
         self.on_command(command)
@@ -125,38 +145,41 @@ class WorkerGroup:
             text = "was asked for again while its process runs; no second one is started"
             self.log.write(self.clock(), Notice(worker=str(worker), text=text))
             return
-        spec = self.spec_of(worker, first or worker not in self._current)
-        child = self._current[worker] = self.children.start(self.entry, spec, name=str(worker))
+        nonce = self.draw()
+        spec = self.spec_of(worker, nonce, first or worker not in self._current)
+        child = self.children.start(self.entry, spec, name=str(worker))
+        member = self._current[worker] = Member(child, Process(self.node, child.pid, nonce))
         with self._lock:
-            self._running[worker] = child
+            self._running[worker] = member
             if worker in self._coming:
-                self._coming[worker] = child
-            self.send(Started(worker=worker, pid=child.pid))
-        self.children.attend(child, lambda child: self._on_end(worker, child))
+                self._coming[worker] = member
+            self.send(Started(worker=worker, process=member.process))
+        self.children.attend(child, lambda _: self._on_end(worker, member))
 
     def _is_running(self, worker: WorkerId) -> bool:
         """Whether it has a process that nobody gave up; if it was asked for again, this is the one that comes."""
         with self._lock:
-            child = self._running.get(worker)
-            if child is not None and worker in self._coming:
-                self._coming[worker] = child
-        return child is not None
+            member = self._running.get(worker)
+            if member is not None and worker in self._coming:
+                self._coming[worker] = member
+        return member is not None
 
-    def _on_end(self, worker: WorkerId, child: Child) -> None:
+    def _on_end(self, worker: WorkerId, member: Member) -> None:
         """Tells the coordinator that a process has ended."""
-        exited = Exited(worker=worker, pid=child.pid, status=child.status or 0)
+        exited = Exited(worker=worker, process=member.process, status=member.child.status or 0)
         with self._lock:  # what is lost on the way is told again in a hello
             self._exits += (exited,)
             for those in (self._running, self._coming):
-                if those.get(worker) is child:
+                if those.get(worker) is member:
                     del those[worker]
             self.send(exited)
 
-    def fence(self, worker: WorkerId, pid: int) -> None:
+    def fence(self, worker: WorkerId, process: Process) -> None:
         """Ends a process that is no member any more, after the time in which it may do so itself."""
-        child = self._current.get(worker)
-        if child is None or child.pid != pid:
+        current = self._current.get(worker)
+        if current is None or current.process != process:
             return
+        child = current.child
         with self._lock:
             self._running.pop(worker, None)  # another one may be started in its place now
         if not child.ended.is_set():
@@ -172,7 +195,7 @@ class WorkerGroup:
     def newest(self) -> tuple[Child, ...]:
         """The newest process of each worker, whether or not it has ended."""
         with self._lock:
-            return tuple(self._current.values())
+            return tuple(member.child for member in self._current.values())
 
     def offer(self, worker: WorkerId | None) -> None:
         """Offers a worker to the coordinator: one that was lost, or, if None, a new one."""
@@ -182,4 +205,4 @@ class WorkerGroup:
 
     def kill(self, worker: WorkerId) -> None:
         """Ends a worker's newest process."""
-        self.children.kill(self._current[worker])
+        self.children.kill(self._current[worker].child)
