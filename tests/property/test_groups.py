@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.errors import ConfigError
 from holdfast.planning.groups.chain import MachineChain
 from holdfast.planning.groups.costs import GroupCosts
 from holdfast.planning.groups.merging import authors_groups, greedy_groups
@@ -63,11 +64,16 @@ def test_exact_is_the_best_of_all_of_twelve_machines(chain):
 @MANY
 @given(chains(40))
 def test_every_algorithm_keeps_the_limit_and_none_is_better_than_exact(chain):
-    best = best_groups(chain)
-    for found in (best, greedy_groups(chain), authors_groups(chain, 1)):
+    """The exact one says so where too many ways may be the best, as of machines that take no time at all."""
+    try:
+        best = best_groups(chain)
+    except ConfigError as error:
+        assert "expected boundaries that are rounded" in str(error)
+        best = None
+    for found in filter(None, (best, greedy_groups(chain), authors_groups(chain, 1))):
         assert [machine for group in found.groups for machine in group] == list(range(chain.num_machines))
         assert found.storage_bytes <= chain.limit_bytes
-        assert best.recovery_s <= found.recovery_s
+        assert best is None or best.recovery_s <= found.recovery_s
         logged = sum(chain.boundary_bytes[group[0] - 1] for group in found.groups[1:])
         assert found.storage_bytes == chain.interval * logged
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from tests.processes import NODE
 
 from holdfast.control.messages import Strike
 from holdfast.core.faults import Fault, Point
@@ -238,6 +239,8 @@ def test_each_worker_starts_in_the_network_of_its_node_and_listens_there():
     workers = IsolatedWorkers(inner=inner, networks=networks, nodes=((A, B), (C, D)))
     spec = WorkerSpec(
         worker=C,
+        node=NODE,
+        nonce=NODE.nonce,
         job=None,
         rules=JobRules(steps=9),
         plan=PLAN,

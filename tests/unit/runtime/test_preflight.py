@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace as replace_struct
+from tests.processes import NODE
 
 from holdfast import parse_job
 from holdfast.core.faults import Fault
@@ -30,6 +31,8 @@ TREE = {
 }
 PROFILE = uniform_profile(4, forward_s=0.1)
 CERTIFICATES = {"tls": {"ca": "a", "cert": "b", "key": "c"}}
+
+NONCE = 16 * "0"
 
 
 def request(*faults, sections=(), **options):
@@ -68,7 +71,7 @@ def test_workers_are_told_their_device_for_life(device, told):
     run = request(sections=sections)
     machine = replace(probed(run), probed=replace(probed(run).probed, gpus=("one",) * 5))
     brief = briefing(run, machine)
-    specs = [brief.worker(worker, begins=begins) for begins in (True, False) for worker in brief.workers]
+    specs = [brief.worker(worker, NODE, NONCE, begins=begins) for begins in (True, False) for worker in brief.workers]
     assert [spec.device.partition(":")[2] for spec in specs] == told * 2
     assert {spec.device.partition(":")[0] for spec in specs} == {device.partition(":")[0]}
 
@@ -182,7 +185,7 @@ def test_a_checkpoint_to_go_on_from_decides_with():
 def test_what_processes_are_told_agrees():
     told = briefing(request())
     coordinator = told.coordinator()
-    workers = [told.worker(worker, begins=True) for worker in coordinator.plan.workers]
+    workers = [told.worker(worker, NODE, NONCE, begins=True) for worker in coordinator.plan.workers]
     assert {(each.plan, each.events, each.checkpoints, each.rules) for each in workers} == {
         (coordinator.plan, coordinator.events, coordinator.checkpoints, coordinator.rules)
     }
@@ -193,7 +196,7 @@ def test_who_comes_later_is_told_of_no_checkpoint():
     run = going_on(request(resume=ResumeFrom(url="runs/old", step=None)), FOUND)
     told = briefing(run)
     worker = told.planned.plan.workers[0]
-    assert [told.worker(worker, begins=begins).resume for begins in (True, False)] == [run.resume, None]
+    assert [told.worker(worker, NODE, NONCE, begins=begins).resume for begins in (True, False)] == [run.resume, None]
 
 
 def ports(run):
@@ -213,7 +216,8 @@ def test_a_job_without_faults_has_nothing_around_its_ports():
 def test_faults_are_put_around_the_ports_of_a_job_that_has_some():
     ours = ports(request("kill:0.0@1", "kill-coordinator@2"))
     assert len(ours.coordinator.around) == 1
-    group = SimpleNamespace(spec_of=lambda worker, begins: briefing(request()).worker(worker, begins=begins))
+    brief = briefing(request())
+    group = SimpleNamespace(spec_of=lambda who, nonce, begins: brief.worker(who, NODE, nonce, begins=begins))
     ours.around(group)
-    around = [group.spec_of(WorkerId(0, stage), True).around for stage in range(2)]
+    around = [group.spec_of(WorkerId(0, stage), NONCE, True).around for stage in range(2)]
     assert [[len(each.args[0].faults) for each in one] for one in around] == [[1], [0]]
