@@ -68,7 +68,8 @@ def test_every_algorithm_keeps_the_limit_and_none_is_better_than_exact(chain):
     try:
         best = best_groups(chain)
     except ConfigError as error:
-        assert "expected boundaries that are rounded" in str(error)
+        if "expected boundaries that are rounded" not in str(error):
+            raise
         best = None
     for found in filter(None, (best, greedy_groups(chain), authors_groups(chain, 1))):
         assert [machine for group in found.groups for machine in group] == list(range(chain.num_machines))
