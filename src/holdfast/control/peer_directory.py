@@ -22,7 +22,8 @@ class PeerDirectory:
     """
 
     token: str
-    _here: dict[Process, Here] = field(default_factory=dict)
+    _here: dict[tuple[WorkerId, Process], Here] = field(default_factory=dict)
+    """By worker, too: whoever says that it is somebody else's process is not met in its place."""
     _told: dict[WorkerId, dict[WorkerId, bytes]] = field(default_factory=dict)
     _all_told: dict[WorkerId, Mapping[WorkerId, Process]] = field(default_factory=dict)
     """The processes of which a worker was told all that was known since somebody attached last."""
@@ -34,7 +35,7 @@ class PeerDirectory:
         self._told.pop(hello.worker, None)
         self._all_told.clear()
         if hello.here is not None:
-            self._here[hello.process] = hello.here
+            self._here[hello.worker, hello.process] = hello.here
 
     def news_for(self, worker: WorkerId, processes: Mapping[WorkerId, Process]) -> Meet | None:
         """Returns what a worker has yet to be told of the others; None if there is nothing.
@@ -48,7 +49,7 @@ class PeerDirectory:
         if processes.items() <= self._all_told.get(worker, {}).items():
             return None
         self._all_told[worker] = processes
-        here = {each: self._here[process] for each, process in processes.items() if process in self._here}
+        here = {each: self._here[each, of] for each, of in processes.items() if (each, of) in self._here}
         ours = here.pop(worker, None)
         told = self._told.setdefault(worker, {})
         new = {each: listens for each, listens in sorted(here.items()) if told.get(each) != listens.nonce}

@@ -290,6 +290,15 @@ def test_a_process_of_the_past_that_says_hello_takes_nobodys_place():
     assert directory.news_for(B, processes).peers[0].here.nonce == NONCES[A]
 
 
+def test_whoever_says_that_it_is_the_process_of_another_worker_is_not_met_in_its_place():
+    directory, processes = PeerDirectory("token"), {A: process_of(A, 1), B: process_of(B, 1), C: process_of(B, 1)}
+    for worker in (A, B):
+        directory.heard(hello(worker))
+    directory.heard(Hello(worker=C, process=process_of(B, 1), here=Here(address="h:2", nonce=NONCES[C])))
+    told = {peer.worker: peer.here.nonce for peer in directory.news_for(A, processes).peers}
+    assert told == {B: NONCES[B], C: NONCES[C]}
+
+
 def test_a_worker_without_links_is_told_nothing():
     directory = PeerDirectory("token")
     directory.heard(Hello(worker=A, process=process_of(A, 1)))

@@ -21,7 +21,7 @@ def on_raised(state: Membership, report: Raised, now: float | None = None) -> De
     One that was only to save what lives is lost, and so is a spare.
     """
     worker = report.worker
-    known = any(each.process == report.process for each in state.exceptions.raised)
+    known = any(each.process == report.process and each.worker == worker for each in state.exceptions.raised)
     if known or worker in state.roster.lost or state.roster.processes.get(worker) != report.process:
         return state, ()
     record = Record(
