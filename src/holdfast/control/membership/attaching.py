@@ -13,9 +13,19 @@ from holdfast.control.membership.losses import on_exited, on_spare_leaving
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import fill_places, to_fill
-from holdfast.control.membership.state import Decision, Membership, Output, Phase, Tell, expulsion, notice, prefixed
+from holdfast.control.membership.state import (
+    Decision,
+    Membership,
+    Output,
+    Phase,
+    Tell,
+    expulsion,
+    fence,
+    notice,
+    prefixed,
+)
 from holdfast.control.membership.vacancies import answer_offers, spawn
-from holdfast.control.messages import Attached, Expel, Fence, Hello, Started, StartWorker, Strike
+from holdfast.control.messages import Attached, Expel, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
 from holdfast.strategies.answers import resume
 
@@ -119,14 +129,12 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return prefixed(told, on_agent(state, hello, now))
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
-    dead, lost = {exit_.process for exit_ in hello.exits}, sorted(state.roster.lost - state.roster.kept)
-    fenced = [(worker, state.roster.processes[worker]) for worker in lost if worker in state.roster.processes]
+    gone, roster = {exit_.process for exit_ in hello.exits}, state.roster
+    lost = {worker: roster.processes.get(worker) for worker in sorted(roster.lost - roster.kept)}
     for started in hello.started:
         state, _ = on_started(state, started, now)
     outputs: tuple[Output, ...] = tuple(
-        Tell(to=None, command=Fence(worker=worker, process=process))
-        for worker, process in fenced
-        if process not in dead
+        told for worker, process in lost.items() if process not in gone for told in fence(worker, process)
     )
     for exit_ in hello.exits:
         if state.roster.may_be(exit_.worker, exit_.process):

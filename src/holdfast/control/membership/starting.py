@@ -46,10 +46,8 @@ class Starting:
 
     def failed(self, worker: WorkerId, process: Process | None) -> Starting:
         """Returns it once a process is given up, if it is known which, and another one is started."""
-        after = self.attached(worker)
-        return replace(
-            after, again=self.again | {worker}, spent=self.spent if process is None else self.spent | {process}
-        )
+        spent = self.spent if process is None else self.spent | {process}
+        return replace(self.attached(worker), again=self.again | {worker}, spent=spent)
 
     def over(self, worker: WorkerId) -> Starting:
         """Returns it once a worker came, or is given up: the next time two may be tried again."""
