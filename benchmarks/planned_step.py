@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.config.profiles import save_profile
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.profiling.profiler import measure_profile
 from holdfast.runtime.train import Summary
@@ -83,8 +82,7 @@ def _job(technique: str, profile: Path | None, options: argparse.Namespace) -> J
 
 
 def _row(technique: str, profile: Profile, summary: Summary) -> dict[str, Any]:
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        (plan,) = store.plans().values()
+    (plan,) = plans_in(summary.run_dir / "control.db").values()
     steps = [took for step, took in step_lengths(summary).items() if step > _STEADY]
     return {
         "error": None,

@@ -21,13 +21,12 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile, costs_from_profile, uniform_profile
@@ -186,8 +185,7 @@ def _struck_row(profile: Profile, strikes: list[int], staggered: bool, summary: 
 
 def _row(profile: Profile, begins: list[int], staggered: bool, summary: Summary) -> dict[str, Any]:
     """The steps of the last plan in each stretch from one of these steps to the next, and what it says of them."""
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plans = store.plans()
+    plans = plans_in(summary.run_dir / "control.db")
     events = read_events(summary.run_dir / "events.jsonl")
     ran = {event.step: event.generation for _, event in events if isinstance(event, StepOps)}
     lengths, costs = step_lengths(summary), costs_from_profile(profile)

@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.faults import Fault, FaultKind, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -196,8 +195,7 @@ def _job(case: Case, options: argparse.Namespace) -> Job:
 def _row(case: Case, profile: Profile, summary: Summary) -> dict[str, Any]:
     if summary.unfired or len(summary.report.failures) != case.lost:
         return {"error": f"{len(summary.report.failures)} failures; not fired: {summary.unfired}"}
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plans = store.plans()
+    plans = plans_in(summary.run_dir / "control.db")
     plan, costs = plans[max(plans)], costs_from_profile(profile)
     steps = _steady(summary)
     if len(steps) < _FEWEST:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from contextlib import closing
 from typing import Any
 
 from holdfast.config.load import parse_job
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.faults import Fault
 from holdfast.runtime.train import Summary
 from holdfast.telemetry.events import Agreed, Detected, HandingOver, StepOps, Synced, read_events
@@ -77,8 +76,7 @@ def _row(summary: Summary) -> dict[str, Any]:
     agreed = next(at for at, event in events if isinstance(event, Agreed) and event.generation == rerouted)
     ran = (op[3] for event in steps if event.generation == rerouted for op in event.ops)
     began = min(at for at in ran if at > agreed)  # the step is gone on with, and has operations of before, too
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plan = store.plans()[follows]
+    plan = plans_in(summary.run_dir / "control.db")[follows]
     return {
         "error": None,
         "next_op_s": began - detected[0],

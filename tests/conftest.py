@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 
 import boto3
@@ -18,7 +19,7 @@ import torch
 from hypothesis import settings
 from tests.waiting import LIMIT_S, until
 
-from holdfast.control.etcd import Etcd
+from holdfast.control.chain.etcd import Etcd
 from holdfast.errors import StorageError
 
 settings.register_profile("untimed", deadline=None)  # how long one example takes says more of the machine
@@ -78,11 +79,18 @@ def _long_s(name):
 
 
 SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print("%s:%d" % server.get_host_and_port(), flush=True)
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+moto, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+def one_at_a_time(environ, start):
+    with lock:  # moto looks whether an object is there, then makes it: of two requests S3 would grant one, moto both
+        return moto(environ, start)
+
+server = make_server("127.0.0.1", 0, one_at_a_time, True, request_handler=MotoRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print("%s:%d" % server.server_address[:2], flush=True)
 sys.stdin.read()
 """
 
@@ -207,26 +215,27 @@ def etcd_server(tmp_path_factory):
 
 
 class PowerCuts:
-    """What is synchronised, with its size then, and renamed, in order; everything is really done, too."""
+    """What is synchronised, with its size then, and named, in order; everything is really done, too."""
 
     def __init__(self, monkeypatch):
-        self._synchronise, self._rename = os.fsync, os.replace
+        self._synchronise = os.fsync
         self._done = []
         monkeypatch.setattr(os, "fsync", self._noted_sync)
-        monkeypatch.setattr(os, "replace", self._noted_rename)
+        for name in ("replace", "link"):
+            monkeypatch.setattr(os, name, partial(self._noted_name, getattr(os, name)))
 
     def _noted_sync(self, descriptor):
         self._synchronise(descriptor)
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         self._done.append(("sync", path, os.fstat(descriptor).st_size))
 
-    def _noted_rename(self, source, target):
-        self._rename(source, target)
-        self._done.append(("rename", Path(source), Path(target)))
+    def _noted_name(self, give, source, target, **how):
+        give(source, target, **how)
+        self._done.append(("name", Path(source), Path(target)))
 
     def spare(self, path):
         """Whether a file's bytes were on the disk before it got its name, and the name is there by now."""
-        at = max(i for i, (what, _, target) in enumerate(self._done) if (what, target) == ("rename", path))
+        at = max(i for i, (what, _, target) in enumerate(self._done) if (what, target) == ("name", path))
         content = ("sync", self._done[at][1], path.stat().st_size) in self._done[:at]
         name = any((what, where) == ("sync", path.parent) for what, where, _ in self._done[at:])
         return content and name

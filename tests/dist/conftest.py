@@ -12,7 +12,6 @@ import socket
 import sysconfig
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 import torch
 
 from holdfast import Fault, Job, Summary, parse_job, train
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
@@ -286,8 +285,7 @@ def check_executed(run_dir: Path) -> None:
 
 def stored_plans(run_dir: Path) -> dict:
     """The plans of all generations, as the coordinator stored them before it sent them."""
-    with closing(DecisionStore(run_dir / "control.db")) as store:
-        return store.plans()
+    return plans_in(run_dir / "control.db")
 
 
 class Absence:

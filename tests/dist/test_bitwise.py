@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.soak import some
 
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.errors import StateUnavailable
 from holdfast.optim.digest import load_layer
@@ -44,8 +43,7 @@ def test_one_kill_of_other_models(runs, name):
 @pytest.mark.parametrize(("name", "point"), each_by_turns(["forward", "backward", "reduce"]))
 def test_only_what_the_lost_worker_had_run_is_run_again(runs, name, point):
     summary, agreed = survived_in_step_2(runs, name, point)
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plan = store.plans()[1]
+    plan = plans_in(summary.run_dir / "control.db")[1]
     layers = plan.placement.layers_of(WorkerId(1, 2))
     numbers = {each.number for each in plan.routes.microbatches if each.pipeline == 1}
     assert agreed.goes_on

@@ -5,14 +5,14 @@ Who wants it is not this file's matter: a coordinator that died finds it among i
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 
 import msgspec
 import pytest
+from tests.decisions import put_in
 from tests.soak import some
 
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import newest_in, plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, HandingOver, Reattached, StepOps, Synced, read_events
@@ -35,10 +35,10 @@ class Wanted:
     def __call__(self, events):
         if not any(isinstance(event, CoordinatorLost) for event in events):
             return False
-        with closing(DecisionStore(self.folder / "control.db")) as store:
-            latest = store.latest()
-            grid = replace(latest.grid, target=self._plan)
-            store.put(msgspec.structs.replace(latest, revision=latest.revision + 1, grid=grid))
+        latest = newest_in(self.folder / "control.db")
+        grid = replace(latest.grid, target=self._plan)
+        decided = msgspec.structs.replace(latest, revision=latest.revision + 1, grid=grid)
+        put_in(self.folder / "control.db", decided)
         return True
 
 
@@ -76,8 +76,7 @@ def test_layers_go_over_to_other_workers(runs, technique, commit, faults):
     assert sorted(event.worker for event in synced) == ["0.0", "1.1", "1.2"]
     assert all(event.bytes > 0 for event in synced)
     assert len({event.entered for event in synced}) == 1
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plans = store.plans()
+    plans = plans_in(summary.run_dir / "control.db")
     last = max(event.generation for event in events if isinstance(event, StepOps))
     assert plans[3].placement.layers_of(WorkerId(0, 0)) == (0, 1, 2, 3, 4)
     assert plans[3].placement.layers_of(WorkerId(1, 2)) == (2, 3, 4, 5)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from tests.soak import some
 from tests.waiting import LIMIT_S
 
 from holdfast import Fault, train
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.errors import ConfigError, HoldfastError, ProgramFailed, StateUnavailable
 from holdfast.telemetry.events import Agreed, FaultInjected, Notice, StepOmitted, StepOps, WorkerReady, read_events
 
@@ -65,8 +65,7 @@ def with_arguments(runs, variant, *arguments):
 
 
 def stored_plans(run_dir: Path) -> dict:
-    with closing(DecisionStore(run_dir / "control.db")) as store:
-        return store.plans()
+    return plans_in(run_dir / "control.db")
 
 
 def told(folder: Path) -> dict[str, list[tuple[int, int]]]:

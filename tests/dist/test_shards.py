@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
 
 import psutil
 import pytest
 from tests.soak import some
 
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.errors import ConfigError
 from holdfast.runtime.node.forks import is_gone
 from holdfast.telemetry.events import HandingOver, Notice, Synced, WorkerReady, read_events
@@ -135,8 +134,7 @@ def test_workers_of_two_gpus_each_become_other_pipelines(runs):
     events = [event for _, event in read_events(summary.run_dir / "events.jsonl")]
     assert [event for event in events if isinstance(event, HandingOver)], "layers have gone over"
     assert len([event for event in events if isinstance(event, WorkerReady)]) == 6
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plans = store.plans()
+    plans = plans_in(summary.run_dir / "control.db")
     assert sorted({len(route.workers) for route in plans[max(plans)].routes.routes}) == [2, 3]
     assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, TWO_EACH[-1])).final_loss, **NEAR)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from tests.soak import some
 
 from holdfast.config.profiles import save_profile
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
 from holdfast.core.profile import uniform_profile
@@ -125,8 +124,7 @@ def test_the_fewest_bytes_are_copied_and_nothing_else(runs):
     overrides = (*job, "resilience.strategy=templates", "resilience.smallest_pipeline=2", f"train.profile={profile}")
     overrides += ("resilience.failure_every_s=100000",)  # by this profile a layer's operation takes a second
     summary = runs.survives("small", "kill:1.1@2:backward", overrides=overrides, healthy=healthy)
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        plans = store.plans()
+    plans = plans_in(summary.run_dir / "control.db")
     before, after = plans[1].placement.without([WorkerId(1, 1)]), plans[max(plans)]
     rows = {route.workers: route.visits for route in after.routes.routes}
     assert sorted(map(len, rows)) == [2, 3]

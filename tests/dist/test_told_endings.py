@@ -10,18 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import closing
 
 import msgspec
 import pytest
 import yaml
 from tests.commands import holdfast
+from tests.decisions import put_in
 from tests.waiting import LIMIT_S, until
 
 from holdfast.cli.inspect import narrate, sum_up
 from holdfast.cli.main import main
 from holdfast.cli.train import describe
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import newest_in
 from holdfast.errors import DecisionsLost, InternalError
 from holdfast.optim.digest import digest_run
 from holdfast.telemetry.events import (
@@ -133,12 +133,10 @@ def empty(store):
 
 
 def exchange(store):
-    with closing(DecisionStore(store)) as ours:
-        foreign = msgspec.structs.replace(ours.latest(), job="another", revision=1)
+    foreign = msgspec.structs.replace(newest_in(store), job="another", revision=1)
     empty(store)
-    with closing(DecisionStore(store)) as other:
-        other.put(foreign)
-    return f"{store} holds the decisions of another job"
+    put_in(store, foreign)
+    return f"{store} is corrupt: expected the decisions of this job, found those of another"
 
 
 def damage(store):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Synced, read_events
 
@@ -40,8 +38,7 @@ def test_one_comes_back_whose_layers_nobody_holds_just_so(runs):
     summary = runs.survives("unlike", "kill:1.1@1:backward", "join:1.1@3", overrides=(steps,), healthy=alone)
     synced = [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, Synced)]
     assert [event.worker for event in synced] == ["1.1"]
-    with closing(DecisionStore(summary.run_dir / "control.db")) as store:
-        assert list(store.plans().values())[-1].orders.of(WorkerId(1, 1)), "it computes again"
+    assert list(plans_in(summary.run_dir / "control.db").values())[-1].orders.of(WorkerId(1, 1)), "it computes again"
 
 
 @pytest.mark.parametrize("technique", ["1f1b", "staggered"])

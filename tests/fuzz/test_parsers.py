@@ -24,13 +24,16 @@ import msgspec
 import pytest
 import torch
 import yaml
+from tests.decisions import put_in
 from tests.processes import process_of
 
 from holdfast.cli.commands import make_parser, run_command
 from holdfast.cli.plan import _read
 from holdfast.config.load import dump_job, load_job, parse_job
 from holdfast.config.profiles import load_profile, save_profile
-from holdfast.control.membership import GridState, Running
+from holdfast.control.chain.database import newest_in
+from holdfast.control.chain.entry import Entry
+from holdfast.control.membership import GridState, Running, StoredDecision
 from holdfast.control.messages import (
     Exited,
     Failure,
@@ -47,7 +50,6 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
-from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
@@ -698,15 +700,13 @@ def test_events_of_two_attempts(tmp_path, capsys):
 def test_decisions(tmp_path, capsys, changed):
     _write_events(tmp_path)
     path = tmp_path / "control.db"
-    store = DecisionStore(path)
     decisions = [
         StoredDecision(revision=number, generation=number, grid=GridState(baseline=PLAN), running=Running(plan=PLAN))
         for number in (1, 2)
     ]
     for decision in decisions:
-        store.put(decision)
-    store.close()
-    valid, body = path.read_bytes(), json.loads(msgspec.json.encode(decisions[0]))
+        put_in(path, decision)
+    valid, body = path.read_bytes(), json.loads(Entry(by=16 * "a", decision=decisions[0]).encoded)
 
     def parse(mutator):
         for left in tmp_path.glob("control.db*"):
@@ -720,8 +720,7 @@ def test_decisions(tmp_path, capsys, changed):
                 db.execute(
                     "UPDATE decisions SET body = ?", (_json(mutator.tree(body)) if half else mutator.data(_json(body)),)
                 )
-        with contextlib.closing(DecisionStore(path)) as found:
-            found.latest()
+        newest_in(path)
         _inspect(capsys, str(tmp_path), "--perfetto")
 
     strike(f"control.db, {changed}", parse, StorageError, ConfigError, inputs=INPUTS // 4)

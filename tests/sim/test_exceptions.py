@@ -15,7 +15,7 @@ from holdfast.core.work import WorkPhase
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import Detected, ExceptionRaised, Installed, Reattached
 from holdfast.testing.raising import Raise
-from holdfast.testing.scenario import Scenario, VirtualResult
+from holdfast.testing.scenario import Delays, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
 
 STEPS = 5
@@ -307,9 +307,10 @@ def test_a_coordinator_that_dies_before_it_has_judged(at, alone):
 
 def test_a_coordinator_that_dies_before_it_hears_of_it():
     poison = Raise(phase=WorkPhase.FORWARD, step=3, layer=2, worker=W11, microbatch=2)
-    before = cluster(raises=[poison], seed=3)
+    at_once = Delays(put=(0.0, 0.0))  # what it hears is in the log at the same moment
+    before = cluster(raises=[poison], seed=3, delays=at_once)
     moment = next(time for time, event in before.events if isinstance(event, ExceptionRaised))
-    result = cluster(raises=[poison], seed=3, coordinator_deaths=[(moment - 1e-4, 0.3)])
+    result = cluster(raises=[poison], seed=3, delays=at_once, coordinator_deaths=[(moment - 1e-4, 0.3)])
     assert {f"kill-coordinator#{moment - 1e-4}", str(poison)} == set(result.fired)
     assert len(raised(result)) == 1
     check_survived(result, W11)

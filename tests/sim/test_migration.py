@@ -167,7 +167,7 @@ def test_a_death_is_answered_before_it_is_known_that_all_have_gone_over(monkeypa
     found = []
     recover = moving.recover
     monkeypatch.setattr(moving, "recover", lambda state: found.append(state) or recover(state))
-    delays = Delays(detect=(0.0, 0.001), control=(0.0, 0.05))
+    delays = Delays(detect=(0.0, 0.001), control=(0.0, 0.05), put=(0.0, 0.0))
     counts = iter(range(160, 300, 2))
     while not found:  # ends with StopIteration if the moment is never met
         kills = [(WorkerId(0, 0), next(counts))]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import closing
 from pathlib import Path
 
 from holdfast.cli.following import follow, tell_underway
 from holdfast.cli.ways_shown import tell_technique, tell_way, tell_way_in_full
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import plans_in
 from holdfast.core.plan import Plan
 from holdfast.drawing.run import run_to_svg
 from holdfast.drawing.run_text import run_to_text
@@ -207,12 +206,9 @@ def _plans(run_dir: Path) -> dict[int, Plan]:
     """
     path = run_dir / "control.db"
     if not path.is_file():
-        raise ConfigError(
-            f"{run_dir}: has no control.db, so its plans are not known (etcd kept them, or the run was simulated)"
-        )
+        raise ConfigError(f"{run_dir}: has no control.db, so its plans are not known (kept elsewhere, or simulated)")
     try:
-        with closing(DecisionStore(path)) as store:
-            return store.plans()
+        return plans_in(path)
     except StorageError as error:
         raise ConfigError(str(error)) from None
 

@@ -636,8 +636,10 @@ class Control(_Plain, frozen=True, kw_only=True):
         tls: certificates; null: connections are in the clear.
         insecure: a ``host`` other than this machine's own may be used without ``tls``, though the job's token travels
             in the clear.
-        store: where decisions are kept: ``sqlite`` (in the run directory) or ``etcd://HOST:PORT[/PREFIX]``.
-        coordinators: how many, of which one leads and the others stand by; more than one needs etcd.
+        store: where decisions are kept: ``sqlite`` (in the run directory); or, so that several coordinators see them,
+            ``etcd://HOST:PORT[/PREFIX]``, an absolute folder, or ``s3://BUCKET/PREFIX``.
+        coordinators: how many, of which one leads and the others stand by; more than one needs a ``store`` that all
+            see.
         outside_s: how long a script may be outside of its loop, between two steps.
     """
 

@@ -325,8 +325,8 @@ def _check(job: Job, source: str) -> None:
         raise ConfigError(f"{source}: optimizer.{complaint}")
     if job.control.coordinators > 1 and (job.control.store == "sqlite" or job.control.port):
         raise ConfigError(
-            f"{source}: control.coordinators: {job.control.coordinators} need control.store: etcd://HOST:PORT and "
-            "control.port: 0"
+            f"{source}: control.coordinators: {job.control.coordinators} need a control.store that others see: "
+            "etcd://HOST:PORT, a shared folder or s3://BUCKET/PREFIX; and control.port: 0"
         )
     if job.control.hang_s < 3 * job.control.heartbeat_s:
         raise ConfigError(

@@ -11,7 +11,7 @@ import contextlib
 import enum
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -19,10 +19,19 @@ import grpc.aio
 import msgspec
 
 from holdfast.control.advice import Adviser
+from holdfast.control.chain.leading import Leading
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
-from holdfast.control.decider import Decider, Happening, Remarks, Store
+from holdfast.control.decider import Decider, Happening, Remarks
 from holdfast.control.doorkeeper import TokenCheck, bounded
-from holdfast.control.membership import Closed, Membership, Output, Tell, Unadvised, plan_recovery
+from holdfast.control.membership import (
+    Closed,
+    Membership,
+    Output,
+    StoredDecision,
+    Tell,
+    Unadvised,
+    plan_recovery,
+)
 from holdfast.control.messages import (
     LONGEST_PARCEL,
     Command,
@@ -52,6 +61,8 @@ __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 SERVICE = "holdfast.Control"
 METHOD = "Attach"
 TICK_S = 0.2
+RETRY_S = 0.1
+"""Between two tries to store a decision."""
 DRAIN_S = 1.0
 AGENT_S = 5.0
 FIRST_S = 10.0
@@ -108,7 +119,7 @@ class Coordinator:
 
     Args:
         membership: the state so far.
-        store: where decisions go before they are sent; None if that cannot be used, and nothing is to be stored.
+        leading: where decisions go before they are sent; None if that cannot be used, and nothing is to be stored.
         log: where events go.
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them everybody is judged.
@@ -122,7 +133,7 @@ class Coordinator:
         self,
         *,
         membership: Membership,
-        store: Store | None,
+        leading: Leading | None,
         log: Log,
         clock: Callable[[], float],
         awake: Callable[[], float],
@@ -133,13 +144,13 @@ class Coordinator:
     ) -> None:
         self.decider = Decider(
             membership=membership,
-            store=store,
             log=log,
             clock=clock,
             awake=awake,
             outside=self,
             remarks=Remarks() if remarks is None else remarks,
         )
+        self._leading = leading
         self._began_at = membership.generation
         self._committer = committer
         self._advisers = advisers
@@ -160,7 +171,21 @@ class Coordinator:
                     self._introduce(output)
                 self._tell(self._peer_of(output), output.command)
             elif isinstance(output, WriteManifest):
-                self._start_commit(output)
+                self._begin(self._commit(output))
+
+    def store(self, decision: StoredDecision) -> None:
+        """See :class:`holdfast.control.decider.Outside`."""
+        self._begin(self._store(decision))
+
+    async def _store(self, decision: StoredDecision) -> None:
+        """Puts a decision in a thread, since a store may take its time; again and again while that is away."""
+        assert self._leading is not None, "only what follows upon a known past is stored"
+        stored = await asyncio.to_thread(self._leading.put, decision)
+        while stored.away and self.decider.waits:
+            self._take([stored])
+            await asyncio.sleep(RETRY_S)
+            stored = await asyncio.to_thread(self._leading.put, decision)
+        self._take([stored])
 
     def _introduce(self, output: Tell) -> None:
         """Tells a worker of those it will meet, before it is told where."""
@@ -186,8 +211,8 @@ class Coordinator:
             return _AGENT
         return (tell.to, tell.process or self.decider.membership.roster.processes.get(tell.to))
 
-    def _start_commit(self, commit: WriteManifest) -> None:
-        task = asyncio.get_running_loop().create_task(self._commit(commit))
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -388,6 +413,7 @@ async def serve(
     ready: Callable[[int], None],
     credentials: grpc.ServerCredentials | None = None,
     also: str | None = None,
+    waits_for: Callable[[], str] = str,
 ) -> bool:
     """Serves until the job has ended; returns False if another one leads now.
 
@@ -399,11 +425,12 @@ async def serve(
         ready: called with the actual port once connections are accepted.
         credentials: for TLS; None listens in the clear.
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
+        waits_for: says what keeps us from leading, for those that are sent away; "" if only that another leads.
 
     Raises:
         ConfigError: an address cannot be listened on.
     """
-    door = _Door(coordinator if isinstance(coordinator, Coordinator) else None, token)
+    door = _Door(coordinator if isinstance(coordinator, Coordinator) else None, token, waits_for)
     server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(door.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
@@ -436,14 +463,16 @@ def _listen_also(server: grpc.aio.Server, address: str | None) -> None:
 class _Door:
     """Sends callers away until there is a coordinator behind it."""
 
-    def __init__(self, coordinator: Coordinator | None, token: str) -> None:
+    def __init__(self, coordinator: Coordinator | None, token: str, waits_for: Callable[[], str]) -> None:
         self.coordinator = coordinator
         self._token = token
+        self._waits_for = waits_for
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """See Coordinator.attach."""
         if self.coordinator is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not the leader")
+            why = self._waits_for()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"not the leader{why and ': '}{why}")
             return
         name = bearer(context.invocation_metadata(), self._token) or ""  # whoever carries nothing was sent away before
         async for parcel in self.coordinator.attach(request, context, name):

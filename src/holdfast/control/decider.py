@@ -6,12 +6,14 @@ The coordinator's service has one, and so has the simulated cluster.
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
 import msgspec
 
+from holdfast.control.chain.leading import Stored
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.membership import (
     AnswerPlanned,
@@ -21,6 +23,7 @@ from holdfast.control.membership import (
     Output,
     Phase,
     Record,
+    StoredDecision,
     Tell,
     Tick,
     Unadvised,
@@ -30,34 +33,30 @@ from holdfast.control.membership import (
     unplanned,
 )
 from holdfast.control.messages import Gathered, Heartbeat, Install, Message, News, Remark, StepDone, Told
-from holdfast.control.store import StoredDecision
 from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
-from holdfast.errors import CoordinatorUnavailable, HoldfastError, StoreAway
+from holdfast.errors import CoordinatorUnavailable, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrating, Notice, Parted, Seated, Synced
 
-__all__ = ["Decider", "Happening", "Outside", "Remarks", "Store"]
+__all__ = ["Decider", "Happening", "Outside", "Remarks"]
 
-Happening = Message | Closed | Tick | AnswerPlanned | Improved | Unadvised | Settled
+Happening = Message | Closed | Tick | AnswerPlanned | Improved | Unadvised | Settled | Stored
 """What a coordinator decides about."""
 Remarks = queue.SimpleQueue[tuple[str, str]]
 """What the user should hear of, from any thread: its kind and a line; see :class:`Remark`."""
-_DECIDES_NOTHING = (Heartbeat, StepDone, Remark, AnswerPlanned)
-"""Events that need not wait for those before them."""
-
-
-class Store(Protocol):
-    """Where decisions are durable."""
-
-    def put(self, decision: StoredDecision) -> None:
-        """Stores one, before it returns. Raises StoreAway: not now, safe to repeat."""
+_Decided = Message | Closed | Tick | AnswerPlanned | Improved | Unadvised | Settled
+_DECIDES_NOTHING = (Heartbeat, StepDone, Remark)
+"""Events that need not wait for a decision that is being stored, as a rule."""
 
 
 class Outside(Protocol):
-    """Whom a decider speaks to: the workers, the agent, and the store of checkpoints."""
+    """Whom a decider speaks to: the workers, the agent, and the stores of decisions and checkpoints."""
+
+    def store(self, decision: StoredDecision) -> None:
+        """Begins to store a decision: a Stored follows, or several, of which the last one says that it is known."""
 
     def send(self, outputs: Sequence[Output]) -> None:
         """Sends each Tell, and begins to write each manifest: a Settled follows."""
@@ -66,13 +65,34 @@ class Outside(Protocol):
         """Sends each, and lets this process die as soon as they are out: a fault that was scheduled."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Decider:
-    """Carries out what ``decide`` says: stores it, then sends it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Storing:
+    """What was decided and is being stored: none of it is true, or told, before it is durable.
 
     Attributes:
-        membership: the state so far.
-        store: where decisions go before they are sent; None if that cannot be used, and nothing is to be stored.
+        event: upon which.
+        before: the membership in which.
+        after: the membership to be.
+        outputs: what is to be recorded and sent then.
+        last: whether nobody will go on from there.
+    """
+
+    event: _Decided
+    before: Membership
+    after: Membership
+    outputs: tuple[Output, ...]
+    last: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Decider:
+    """Carries out what ``decide`` says: has it stored, then sends it.
+
+    One decision is stored at a time; events wait for it meanwhile, in order, but for those that decide nothing: so
+    whoever works is heard, and progress is shown, however long the store is away. Nobody is judged in that time.
+
+    Attributes:
+        membership: the state so far; all of it that must be is durable.
         log: where events go.
         clock: seconds, monotonic; of the log.
         awake: seconds that this process has run; by them everybody is judged.
@@ -83,7 +103,6 @@ class Decider:
     """
 
     membership: Membership
-    store: Store | None
     log: Log
     clock: Callable[[], float]
     awake: Callable[[], float]
@@ -93,11 +112,12 @@ class Decider:
     resigned: bool = False
     _looked_at: float | None = None
     _unplannable: set[tuple[int, frozenset[WorkerId]]] = field(default_factory=set)
-    _waiting: list[Happening] = field(default_factory=list)
+    _storing: _Storing | None = None
+    _waiting: deque[_Decided] = field(default_factory=deque)
     _away: str = ""
-    _told_waiting: set[str] = field(default_factory=set)
+    _told_away: set[str] = field(default_factory=set)
     _ahead: Membership = field(init=False)
-    """What the membership will be once what waits is handled."""
+    """While the store is away: what the membership will be once what waits is handled."""
     _before: Membership = field(init=False)
     """What it was: plans prepared for naught are freed with it, which takes a while, after the answer is sent."""
 
@@ -112,14 +132,19 @@ class Decider:
 
     @property
     def waits(self) -> bool:
-        """Whether decisions wait for the store."""
-        return bool(self._waiting)
+        """Whether a decision waits for the store."""
+        return self._storing is not None
 
     def take(self, events: Sequence[Happening]) -> None:
         """Takes events; if a decision fails, or is refused for good, the job ends and everyone is told."""
         try:
             for event in events:
-                self._handle_in_turn(event)
+                if isinstance(event, Stored):
+                    self._on_stored(event)
+                elif not self._passes(event):
+                    self._wait_with(event)
+                while self._waiting and not (self.waits or self.resigned):
+                    self._handle(self._waiting.popleft())
         except CoordinatorUnavailable as error:  # another one leads; nothing was stored, so nothing is told
             self.note(str(error))
             self.resigned = True
@@ -127,31 +152,83 @@ class Decider:
             self._give_up(f"coordinator: {type(error).__name__}: {error}")
 
     def pass_time(self) -> None:
-        """To be called a few times a second: whoever is overdue is found, and what could not be stored tried again."""
+        """To be called a few times a second: whoever is overdue is found."""
         now = self.clock()
-        self.take([Tick(gap_s=0.0 if self._looked_at is None else now - self._looked_at)])
-        self._looked_at = now
-        self._try_again()
+        if not self.waits:
+            self.take([Tick(gap_s=0.0 if self._looked_at is None else now - self._looked_at)])
+            self._looked_at = now
         self.pass_remarks_on()
 
-    def handle(self, event: Happening) -> None:
-        """Takes one event: decides, stores, records, sends.
+    def _wait_with(self, event: _Decided) -> None:
+        """Puts an event behind those that have come; it is handled as soon as no decision is being stored."""
+        self._waiting.append(event)
+        if self._away:
+            self._ahead, _ = decide(self._ahead, event, now=self.awake())
+            self._tell_away(event)
 
-        Raises:
-            StoreAway: what was decided could not be stored; nothing has changed.
-            CoordinatorUnavailable: another coordinator leads.
-        """
+    def _handle(self, event: _Decided) -> None:
+        """Decides about an event; what must be durable is stored first, everything else carried out at once."""
         before = self.membership
         after, outputs = decide(before, event, now=self.awake())
         if after.roster.lost - before.roster.lost:
             self.on_point(Point.DETECT, before)
         if decision := to_store(before, after):
             self.on_point(Point.PERSIST, before)
-            self._put(decision, last=after.phase is Phase.ENDED)
+            last = after.phase is Phase.ENDED
+            self._storing = _Storing(event=event, before=before, after=after, outputs=outputs, last=last)
+            return self.outside.store(decision)
+        return self._carry_out(before, after, outputs)
+
+    def _passes(self, event: _Decided) -> bool:
+        """Whether an event that came while a decision is stored could be handled at once: it is heard in both states.
+
+        What it makes known is told as of the state that holds.
+        """
+        if self._storing is None or not isinstance(event, _DECIDES_NOTHING):
+            return False
+        now, states = self.awake(), (self.membership, self._storing.after)
+        (here, outputs), (then, _) = (decide(state, event, now=now) for state in states)
+        if to_store(states[0], here) or to_store(states[1], then):
+            return False
+        self._storing = replace(self._storing, after=then)
+        self._carry_out(states[0], here, outputs)
+        return True
+
+    def _on_stored(self, stored: Stored) -> None:
+        """What was decided is durable, so it is carried out; or it is not known yet, or will never be."""
+        storing = self._storing
+        if storing is None:
+            return None  # the last decision was told though it could not be stored
+        if stored.error is not None:
+            raise stored.error
+        if stored.away and not storing.last:
+            return self._on_away(stored.away, storing)
+        self._storing = None
+        self._carry_out(self.membership, storing.after, storing.outputs, durable=True)
+        if self._away and not stored.away:
+            self._away = ""
+            self._told_away.clear()
+            self.note("decisions can be stored again")
+        return None
+
+    def _on_away(self, away: str, storing: _Storing) -> None:
+        """The store cannot be written now; it is tried again and again."""
+        if self._away:
+            return
+        waiting, self._waiting = self._waiting, deque[_Decided]()
+        self._away, self._ahead = away, storing.after
+        self._tell_away(storing.event)
+        for event in waiting:
+            self._wait_with(event)
+
+    def _carry_out(
+        self, before: Membership, after: Membership, outputs: tuple[Output, ...], *, durable: bool = False
+    ) -> None:
+        """Records and sends what was decided; ``durable``: whether it was stored for that."""
         for output in outputs:
             if isinstance(output, Record):
                 self.log.write(self.clock(), output.event)
-        if decision:
+        if durable:
             self.on_point(Point.BROADCAST, before)
         self._before, self.membership = before, after
         if reports := _reports(before, after, outputs):
@@ -161,60 +238,28 @@ class Decider:
         self.on_point(Point.START, after)
         self.on_point(Point.COPY, after)
 
-    def _put(self, decision: StoredDecision, *, last: bool) -> None:
-        """Stores a decision; the last one is told even if it cannot be stored, as nobody will go on from there."""
-        assert self.store is not None, "only what follows upon a known past is stored"
-        try:
-            self.store.put(decision)
-        except StoreAway:
-            if not last:
-                raise
-
-    def _handle_in_turn(self, event: Happening) -> None:
-        """Handles an event now; or later, if what it decides, or what came before it, cannot be stored yet."""
-        if self._waiting and not isinstance(event, _DECIDES_NOTHING):
-            if not isinstance(event, Tick):
-                self._wait_with(event, self._away, self._ahead)
-            return
-        try:
-            self.handle(event)
-        except StoreAway as error:
-            self._wait_with(event, str(error), self.membership)
-
-    def _wait_with(self, event: Happening, away: str, before: Membership) -> None:
-        """Puts an event off until the store can be written, and says so; ``before``: what it will be decided in.
+    def _tell_away(self, event: _Decided) -> None:
+        """Says once, each time that the store goes away, that decisions wait for it, and once that all wait for one.
 
         Training goes on meanwhile, unless everybody waits for the very decision.
         """
-        self._waiting.append(event)
-        self._away, (self._ahead, _) = away, decide(before, event, now=self.awake())
         if self._ahead.phase is Phase.RUNNING:
-            return self._tell_waiting("store", f"{away}; decisions wait until it can be written, training goes on")
+            return self._say_once("store", "decisions wait until it can be written, training goes on")
         lost = ", ".join(map(str, sorted(self._ahead.roster.lost - self.membership.roster.lost)))
         what = f"the answer to the loss of {lost}" if lost else f"what follows upon {type(event).__name__}"
-        text = f"{away}; {what} waits until it can be written: training stands still"
-        return self._tell_waiting("store-all", text)
+        return self._say_once("store-all", f"{what} waits until it can be written: training stands still")
 
-    def _tell_waiting(self, kind: str, text: str) -> None:
-        """Once each time that the store goes away; whatever waits is tried again and again."""
-        if kind not in self._told_waiting:
-            self._told_waiting.add(kind)
-            self.remarks.put((kind, text))
-
-    def _try_again(self) -> None:
-        """Handles what waits for the store, in the order in which it came."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self.take(waiting)
-            if not self._waiting:
-                self._told_waiting.clear()
-                self.note("decisions can be stored again")
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._told_away:
+            self._told_away.add(kind)
+            self.remarks.put((kind, f"{self._away}; {text}"))
 
     def note(self, text: str) -> None:
         """Writes a line into the log."""
         self.log.write(self.clock(), Notice(worker="coordinator", text=text))
 
     def _give_up(self, detail: str) -> None:
+        self._storing = None
         self.membership, outputs = end(self.membership, detail)
         self.outside.send(outputs)
 
@@ -229,7 +274,7 @@ class Decider:
 
     def unanswered(self) -> tuple[frozenset[WorkerId], ...]:
         """The losses that could come next and whose answer can be prepared; none while decisions wait."""
-        if self._waiting:
+        if self.waits:
             return ()
         state = self.membership
         return tuple(lost for lost in unplanned(state) if (state.generation, lost) not in self._unplannable)
@@ -250,6 +295,8 @@ class Decider:
             self.note(f"no answer could be prepared for the loss of {names}: {recovery}")
             self._unplannable.add((before.generation, lost))
             return True
+        if self.waits:
+            return False
         now = self.membership
         same = (now.generation, now.roster.dormant) == (before.generation, before.roster.dormant)
         if not same or lost not in unplanned(now):

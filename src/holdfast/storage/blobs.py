@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,15 @@ class BlobStore(Protocol):
             StorageError: it could not be written, for lack of space for example.
 
         After failure: the blob of that name, if there was one, is as it was. Safe to repeat.
+        """
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Writes a blob unless there is one of this name; returns whether it was written: of several, one is.
+
+        Raises:
+            StorageError: it could not be written, or it is not known whether it was.
+
+        After failure: safe to repeat. A blob with the same bytes may be there then, from this very call.
         """
 
     def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
@@ -155,12 +164,29 @@ class LocalStore:
 
     def put(self, name: str, data: bytes) -> None:
         """See BlobStore.put."""
+        self._write(name, data, lambda written, path: written.replace(path))
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """See BlobStore.put_new; a link is made once, in a folder that several machines share, too."""
+        taken = False
+
+        def link(written: Path, path: Path) -> None:
+            nonlocal taken
+            try:
+                path.hardlink_to(written)
+            except FileExistsError:
+                taken = True
+
+        self._write(name, data, link)
+        return not taken
+
+    def _write(self, name: str, data: bytes, place: Callable[[Path, Path], object]) -> None:
         path = self._folder / _checked(name)
         try:
             for folder in (self._folder, path.parent):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             check_space(path.parent, len(data), self._reserved_bytes)
-            _write_whole(path, data)
+            _write_whole(path, data, place)
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -257,17 +283,17 @@ def _told(error: OSError) -> str:
     return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or str(error)
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, data: bytes, place: Callable[[Path, Path], object]) -> None:
+    """Writes a file of its own, then has ``place`` give it the name, by renaming or linking it."""
     descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name}.tmp-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
+        place(Path(temporary), path)
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
     synchronise(path.parent)
     synchronise(path.parent.parent)
 
@@ -305,6 +331,17 @@ class ObjectStore:
     def put(self, name: str, data: bytes) -> None:
         """See BlobStore.put."""
         self._call("written", "pipe_file", name, data)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """See BlobStore.put_new: a request with ``If-None-Match: *``, of which a bucket grants one."""
+        bucket, _, key = f"{self._root}/{_checked(name)}".partition("/")
+        try:
+            self._filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+        except FileExistsError:
+            return False
+        except self._errors as error:
+            raise StorageError(f"{self._url}/{name}: cannot be written: {_explain(error)}") from error
+        return True
 
     def get(self, name: str, sizes: range = ANY_SIZE) -> bytes:
         """See BlobStore.get."""

@@ -39,7 +39,8 @@ class Delays:
         connect: of one worker with its peers.
         copy: of the state of all layers that a worker is given.
         start: of a worker's process.
-        store: of one write to the store.
+        store: of one write to the store of checkpoints.
+        put: until a decision is known to be stored.
         reattach: until a process connects to the coordinator again.
     """
 
@@ -51,6 +52,7 @@ class Delays:
     copy: Range = (0.001, 0.3)
     start: Range = (0.01, 0.5)
     store: Range = (0.001, 0.1)
+    put: Range = (0.0005, 0.02)
     reattach: Range = (0.001, 0.06)
 
 
@@ -231,6 +233,7 @@ def _as_delays(rates: Rates) -> Delays:
         copy=at_once,
         start=(rates.start_s, rates.start_s),
         store=at_once,
+        put=at_once,
         reattach=at_once,
     )
 

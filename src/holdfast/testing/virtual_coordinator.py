@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from holdfast.control.chain.leading import Stored
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening
-from holdfast.control.membership import Improved, Membership, Output, Tell, plan_recovery, restore
+from holdfast.control.membership import Improved, Membership, Output, StoredDecision, Tell, plan_recovery, restore
 from holdfast.control.messages import Ended
-from holdfast.control.store import StoredDecision
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.errors import HoldfastError, InternalError
@@ -58,7 +59,7 @@ class VirtualStore:
         self.checkpoints: dict[int, tuple[str, ...]] = {}
 
     def put(self, decision: StoredDecision) -> None:
-        """See :class:`holdfast.control.decider.Store`."""
+        """Stores one: durable at once, whenever whoever stores it hears that it is."""
         self._newest = decision
 
     def latest(self) -> StoredDecision | None:
@@ -101,13 +102,13 @@ class VirtualCoordinator:
         self._scenario = scenario
         self._store = store
         self._time = time
+        self._putting = random.Random(scenario.seed)  # of its own, so that no other delay is drawn differently
         self._telling = telling
         self._ended = ended
         if (stored := store.latest()) is not None:
             begins = restore(begins, stored, reattach_until=self.asleep.awake_s() + REATTACH_S)
         self.decider = Decider(
             membership=begins,
-            store=store,
             log=log,
             clock=lambda: time.now,
             awake=self.asleep.awake_s,
@@ -173,6 +174,11 @@ class VirtualCoordinator:
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         """See :class:`holdfast.control.decider.Outside`; no fault of this kind is scheduled here."""
         raise InternalError("nothing strikes a simulated coordinator in the middle of what it does")
+
+    def store(self, decision: StoredDecision) -> None:
+        """See :class:`holdfast.control.decider.Outside`: whoever dies before the answer comes has stored it."""
+        self._store.put(decision)
+        self._time.after(self._putting.uniform(*self._scenario.delays.put), lambda: self.take(Stored()))
 
     def _write(self, commit: WriteManifest) -> None:
         """Writes a manifest: others may be begun meanwhile, but they are written one after another."""

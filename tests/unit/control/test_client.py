@@ -45,20 +45,22 @@ SERVER = """
 import asyncio, sys, time
 from holdfast.control.coordinator import Coordinator, serve
 from holdfast.control.membership import GridState, Membership, restore
-from holdfast.control.store import DecisionStore
+from holdfast.control.chain.database import DatabaseChain
+from holdfast.control.chain.leading import lead
 from holdfast.schedule.builders import regular_plan
 from holdfast.core.placement import split_evenly
 from holdfast.telemetry.events import EventLog
 from holdfast.recovery.rules import JobRules
 
 folder, port = sys.argv[1], int(sys.argv[2])
-store = DecisionStore(folder + "/control.db")
+chain = DatabaseChain(folder + "/control.db")
+leading, stored = lead(chain, job="", by=16 * "a", alone=True, note=print)
 plan = regular_plan(2, split_evenly(2, 1), 1)
 state = Membership(grid=GridState(baseline=plan), rules=JobRules(steps=3, directory="out"))
-if stored := store.latest():
+if stored:
     state = restore(state, stored, reattach_until=time.monotonic() + 60)
 log = EventLog(folder + "/events")
-coordinator = Coordinator(membership=state, store=store, log=log, clock=time.monotonic, awake=time.monotonic)
+coordinator = Coordinator(membership=state, leading=leading, log=log, clock=time.monotonic, awake=time.monotonic)
 tell = lambda port: print(port, flush=True)
 asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token="t", ready=tell))
 """

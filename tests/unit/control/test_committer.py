@@ -4,13 +4,13 @@ import asyncio
 import threading
 import time
 
+from tests.decisions import leading_in
 from tests.waiting import LIMIT_S
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.coordinator import Committer, Coordinator
 from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import ShardWritten
-from holdfast.control.store import DecisionStore
 from holdfast.core.placement import split_evenly
 from holdfast.errors import StorageError
 from holdfast.recovery.rules import JobRules
@@ -74,7 +74,7 @@ def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
 
     coordinator = Coordinator(
         membership=Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9, directory="out")),
-        store=DecisionStore(tmp_path / "control.db"),
+        leading=leading_in(tmp_path / "control.db"),
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,
         awake=time.monotonic,
@@ -89,7 +89,7 @@ def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
     async def run():
         for step in (2, 4):
             for shard in written(folder, step):
-                coordinator.decider.handle(ShardWritten(worker=W, generation=1, step=step, shard=shard))
+                coordinator.decider.take([ShardWritten(worker=W, generation=1, step=step, shard=shard)])
         await until(lambda: begun)
         assert coordinator.decider.membership.checkpoints.committing == {2, 4}, "the loop is not held up"
         held.set()

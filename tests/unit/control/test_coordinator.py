@@ -15,13 +15,15 @@ import time
 import grpc
 import msgspec
 import pytest
+from tests.decisions import leading_in, taken
 from tests.processes import process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
+from holdfast.control.chain.database import newest_in
 from holdfast.control.client import ControlClient
-from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
-from holdfast.control.membership import Closed, GridState, Membership, Running, Tick
+from holdfast.control.coordinator import METHOD, RETRY_S, SERVICE, Coordinator, serve
+from holdfast.control.membership import Closed, GridState, Membership, Running, StoredDecision, Tick
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -54,12 +56,11 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
-from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.excerpts import excerpts
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ConfigError, CoordinatorUnavailable, StoreAway
+from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.events import (
@@ -88,10 +89,10 @@ RAISED = Raised(
 )
 
 
-def a_coordinator(store, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
+def a_coordinator(leading, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
     """Of the plan above."""
     membership = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=steps, directory="out"))
-    return Coordinator(membership=membership, store=store, log=log, clock=clock, awake=awake)
+    return Coordinator(membership=membership, leading=leading, log=log, clock=clock, awake=awake)
 
 
 class Service:
@@ -109,16 +110,15 @@ class Service:
         self.address = f"127.0.0.1:{self.port}"
 
     def _main(self):
-        store = DecisionStore(self.store)
-        log = EventLog(self.events)
-        self.coordinator = a_coordinator(store, log, steps=3)
+        leading, log = leading_in(self.store), EventLog(self.events)
+        self.coordinator = a_coordinator(leading, log, steps=3)
 
         async def run():
             self._loop = asyncio.get_running_loop()
             await serve(self.coordinator, host="127.0.0.1", port=0, token=TOKEN, ready=self._port.put)
 
         asyncio.run(run())
-        store.close()
+        leading.chain.close()
         log.close()
 
     def await_stream(self, worker):
@@ -299,10 +299,9 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
     assert agent.expect(Fence) == Fence(worker=A, process=process_of(A, 1))
     install = b.expect(Install)
     assert (install.generation, install.plan.workers) == (2, (B,))
-    store = DecisionStore(service.store)
-    assert (store.latest().generation, store.latest().roster.lost) == (2, {A})
-    assert excerpts(store.latest().running.plan, [B]) == {B: install.plan}
-    store.close()
+    stored = newest_in(service.store)
+    assert (stored.generation, stored.roster.lost) == (2, {A})
+    assert excerpts(stored.running.plan, [B]) == {B: install.plan}
     agent.send(Exited(worker=A, process=process_of(A, 1), status=-9))
     b.send(status(B, 2))
     b.expect(Resume)
@@ -529,33 +528,32 @@ def test_a_bug_of_ours_ends_the_job_instead_of_leaving_it_waiting(service, conne
 
 
 def test_everything_is_timed_by_the_clock_that_stands_still_with_us_and_logged_by_the_other(tmp_path):
-    store, log = DecisionStore(tmp_path / "control.db"), EventLog(tmp_path / "events.jsonl")
-    coordinator = a_coordinator(store, log, clock=lambda: 1000.0, awake=lambda: 7.0)
-    for event in (
+    leading, log = leading_in(tmp_path / "control.db"), EventLog(tmp_path / "events.jsonl")
+    coordinator = a_coordinator(leading, log, clock=lambda: 1000.0, awake=lambda: 7.0)
+    events = (
         Hello(worker=A, process=process_of(A, 1)),
         Hello(worker=B, process=process_of(B, 1)),
         Closed(worker=A, process=process_of(A, 1)),
         Tick(gap_s=5.0),
-    ):
-        coordinator.decider.handle(event)
+    )
+    asyncio.run(taken(coordinator, *events))
     assert (coordinator.decider.membership.contact.detached, coordinator.decider.membership.watch.now) == (
         {A: 7.0},
         7.0,
     )
     assert {at for at, _ in read_events(tmp_path / "events.jsonl")} == {1000.0}
-    coordinator.decider.store.close()
-    coordinator.decider.log.close()
+    leading.chain.close()
+    log.close()
 
 
 def test_a_port_in_use_is_named(tmp_path):
-    coordinator = a_coordinator(DecisionStore(tmp_path / "control.db"), EventLog(tmp_path / "events.jsonl"))
+    coordinator = a_coordinator(None, EventLog(tmp_path / "events.jsonl"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"control\.port: cannot listen on 127\.0\.0\.1:{port}"):
             asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token=TOKEN, ready=pytest.fail))
-    coordinator.decider.store.close()
     coordinator.decider.log.close()
 
 
@@ -571,39 +569,50 @@ def test_a_socket_that_cannot_be_listened_on_is_named(tmp_path):
 def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path, make_disk):
     """First it is told that one leaves, which holds nobody up; then one dies, and all wait for the answer to that."""
     disk = make_disk("256k")
-    store, log = DecisionStore(disk / "control.db"), EventLog(tmp_path / "events.jsonl")
-    coordinator = a_coordinator(store, log, steps=9)
+    leading, log = leading_in(disk / "control.db"), EventLog(tmp_path / "events.jsonl")
+    coordinator = a_coordinator(leading, log, steps=9)
+    decider, filler = coordinator.decider, disk / "filler"
     statuses = [Status(worker=w, generation=1, layer_steps=((0, 0), (1, 0)), executed=()) for w in (A, B)]
     joined = [Joined(worker=w, generation=1) for w in (A, B)]
-    coordinator.decider.take(
-        [Hello(worker=A, process=process_of(A, 1)), Hello(worker=B, process=process_of(B, 1)), *statuses, *joined]
-    )
-    with contextlib.suppress(OSError):
-        (disk / "filler").write_bytes(b"x" * (1 << 18))
-    with contextlib.suppress(StoreAway):
-        for number in range(1000, 1100):  # its last page has room yet
-            coordinator.decider.store.put(
-                StoredDecision(revision=number, generation=1, grid=GridState(baseline=PLAN), running=Running(plan=PLAN))
-            )
-    coordinator.decider.take([Leaving(worker=A)])
-    kind, text = coordinator.decider.remarks.get_nowait()
-    assert kind == "store"
-    assert text.endswith(
-        "control.db: database or disk is full; decisions wait until it can be written, training goes on"
-    )
-    coordinator.decider.take([Exited(worker=B, process=process_of(B, 1), status=-9)])
-    kind, text = coordinator.decider.remarks.get_nowait()
-    assert kind == "store-all", "told although another line was"
-    assert text.endswith(f"full; the answer to the loss of {B} waits until it can be written: training stands still")
-    coordinator.decider._try_again()
-    assert (coordinator.decider.membership.generation, coordinator.decider.remarks.empty()) == (1, True), (
-        "it is told once"
-    )
-    (disk / "filler").unlink()
-    coordinator.decider._try_again()
-    assert (coordinator.decider.membership.roster.lost, coordinator.decider.membership.generation > 1) == ({B}, True)
-    coordinator.decider.store.close()
-    coordinator.decider.log.close()
+
+    async def said():
+        while decider.remarks.empty():
+            await asyncio.sleep(0.001)
+        return decider.remarks.get_nowait()
+
+    async def run():
+        hellos = [Hello(worker=w, process=process_of(w, 1)) for w in (A, B)]
+        await taken(coordinator, *hellos, *statuses, *joined)
+        with contextlib.suppress(OSError):
+            filler.write_bytes(b"x" * (1 << 18))
+        more = StoredDecision(revision=1, generation=1, grid=GridState(baseline=PLAN), running=Running(plan=PLAN))
+        while not leading.put(more).away:  # its last page has room yet
+            pass
+        decider.take([Leaving(worker=A)])
+        kind, text = await said()
+        assert kind == "store"
+        assert text.endswith(
+            "control.db: database or disk is full; decisions wait until it can be written, training goes on"
+        )
+        decider.take([Exited(worker=B, process=process_of(B, 1), status=-9)])
+        kind, text = await said()
+        assert kind == "store-all", "told although another line was"
+        assert text.endswith(
+            f"full; the answer to the loss of {B} waits until it can be written: training stands still"
+        )
+        await asyncio.sleep(3 * RETRY_S)
+        assert (decider.membership.generation, decider.remarks.empty()) == (1, True), "it is told once"
+        filler.unlink()
+        await taken(coordinator)
+        assert (decider.membership.roster.lost, decider.membership.generation > 1) == ({B}, True)
+
+    async def in_time():
+        async with asyncio.timeout(LIMIT_S):
+            await run()
+
+    asyncio.run(in_time())
+    leading.chain.close()
+    log.close()
 
 
 def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):

@@ -5,13 +5,28 @@ from dataclasses import replace
 import pytest
 from tests.processes import process_of
 
+from holdfast.control.chain.leading import Stored
 from holdfast.control.decider import Decider
 from holdfast.control.membership import GridState, Membership, Tell, plan_recovery
-from holdfast.control.messages import Exited, Gathered, Hello, Install, Joined, Leaving, Remark, Status, Told
+from holdfast.control.messages import (
+    Ended,
+    Exited,
+    Gathered,
+    Heartbeat,
+    Hello,
+    Install,
+    Joined,
+    Leaving,
+    Progress,
+    Remark,
+    Status,
+    StepDone,
+    Told,
+)
 from holdfast.core.excerpts import excerpts
 from holdfast.core.faults import Fault
 from holdfast.core.placement import split_evenly
-from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StoreAway
+from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StorageError
 from holdfast.recovery.rules import JobRules
 from holdfast.runtime.injection.coordinator import CoordinatorInjector
 from holdfast.schedule.builders import regular_plan
@@ -22,15 +37,24 @@ A, B, C, *OTHERS = PLAN.workers
 
 
 class World:
-    """The store, the log and whoever is spoken to: what came to each, in one order."""
+    """The store, the log and whoever is spoken to: what came to each, in one order.
+
+    ``answer`` is what the store says at once; None: nothing, so far.
+    """
 
     def __init__(self):
-        self.now, self.away, self.came = 0.0, None, []
+        self.now, self.answer, self.came, self.decider, self.asked = 0.0, Stored(), [], None, []
 
-    def put(self, decision):
-        if self.away is not None:
-            raise self.away
-        self.came.append(("stored", decision))
+    def store(self, decision):
+        self.asked.append(decision)
+        if self.answer is not None:
+            self.say(self.answer)
+
+    def say(self, stored):
+        """The store answers; whoever knows that a decision is durable has it in its log of what came."""
+        if stored == Stored():
+            self.came.append(("stored", self.asked[-1]))
+        self.decider.take([stored])
 
     def write(self, time, event):
         self.came.append(("logged", event))
@@ -58,12 +82,12 @@ def decider(world):
     rules = JobRules(steps=9, directory="out")
     made = Decider(
         membership=Membership(rules=rules, grid=GridState(baseline=PLAN)),
-        store=world,
         log=world,
         clock=lambda: world.now,
         awake=lambda: world.now,
         outside=world,
     )
+    world.decider = made
     made.take([Hello(worker=worker, process=process_of(worker, 1)) for worker in PLAN.workers])
     states = [Status(worker=w, generation=1, layer_steps=((0, 0), (1, 0)), executed=()) for w in PLAN.workers]
     made.take([*states, *(Joined(worker=worker, generation=1) for worker in PLAN.workers)])
@@ -76,7 +100,7 @@ def died(worker):
 
 
 def told(came, kind, how="sent"):
-    return [each.command for what, each in came if what == how and isinstance(each.command, kind)]
+    return [each.command for what, each in came if what == how and isinstance(getattr(each, "command", None), kind)]
 
 
 def test_a_decision_is_stored_then_logged_then_told(decider, world):
@@ -108,32 +132,120 @@ def test_who_is_missing_is_told_while_they_gather(world):
     rules = JobRules(steps=9, directory="out")
     membership = Membership(rules=rules, grid=GridState(baseline=PLAN))
     nobody = lambda: 0.0  # noqa: E731
-    decider = Decider(membership=membership, store=world, log=world, clock=nobody, awake=nobody, outside=world)
+    decider = Decider(membership=membership, log=world, clock=nobody, awake=nobody, outside=world)
     decider.take([Hello(worker=A, process=process_of(A, 1))])
     assert told(world.new(), Gathered) == [Gathered(missing=(B, C, *OTHERS), of=len(PLAN.workers))]
 
 
 def test_nothing_is_told_of_what_could_not_be_stored_and_all_of_it_later_in_order(decider, world):
-    world.away = StoreAway("no room")
+    world.answer = Stored(away="no room")
     decider.take([died(A), Leaving(worker=B)])
     assert (world.new(), decider.membership.roster.lost, decider.waits) == ([], frozenset(), True)
     assert decider.unanswered() == ()
     decider.pass_time()
     (remark,) = told(world.new(), Remark)
     assert remark.text == f"no room; the answer to the loss of {A} waits until it can be written: training stands still"
+    world.say(Stored(away="no room"))
     decider.pass_time()
     assert told(world.new(), Remark) == [], "once"
-    world.away = None
-    decider.pass_time()
+    world.answer = Stored()
+    world.say(Stored())
     came = world.new()
     assert came[0][0] == "stored"
-    assert (decider.membership.roster.lost, decider.membership.roster.leaving) == ({A}, {B})
+    assert [what for what, _ in came].count("stored") == 2
+    assert (decider.membership.roster.lost, decider.membership.roster.leaving, decider.waits) == ({A}, {B}, False)
     assert Notice(worker="coordinator", text="decisions can be stored again") in [each for _, each in came]
 
 
-def test_one_that_does_not_lead_any_more_tells_nothing(decider, world):
-    world.away = CoordinatorUnavailable("another one leads")
+def test_who_works_is_heard_while_a_decision_is_being_stored(decider, world):
+    """Steps go on and are shown; the decision is the one that was stored, and knows of them, too."""
+    world.answer = None
+    decider.take([Leaving(worker=B)])
+    (decision,) = world.asked[-1:]
+    done = StepDone(worker=C, generation=1, step=0, loss=1.0, omitted=False)
+    beat = Heartbeat(worker=A, generation=1, step=1, op=3, moves=4, busy_s=0.0, slowest_s=0.1)
+    world.now = 7.0
+    decider.take([done, beat])
+    assert [each.step for each in told(world.new(), Progress)] == [0]
+    assert (decider.membership.last_step, decider.membership.roster.leaving) == (0, frozenset())
+    world.say(Stored())
+    assert decision.roster.leaving == decider.membership.roster.leaving == {B}
+    assert (decider.membership.last_step, decider.membership.watch.vitals[A].heard_at) == (0, 7.0)
+
+
+def test_nobody_is_judged_while_a_decision_is_being_stored(decider, world):
+    decider.pass_time()
+    world.answer = None
+    decider.take([Leaving(worker=B)])
+    world.new()
+    for world.now in (5.0, 50.0, 500.0):
+        decider.pass_time()
+    world.answer = Stored()
+    world.say(Stored())
+    decider.pass_time()
+    assert decider.membership.roster.lost == frozenset(), "what was not looked at counts against nobody"
+    assert not [each for what, each in world.new() if what == "logged" and isinstance(each, Detected)]
+
+
+def test_an_answer_prepared_before_a_decision_is_not_kept_behind_it(decider, world):
+    before, lost = decider.membership, frozenset({A})
+    recovery = plan_recovery(before, lost)
+    world.answer = None
+    decider.take([died(B)])
+    assert not decider.answer(before, lost, recovery)
+    world.answer = Stored()
+    world.say(Stored())
+    assert decider.membership.prospects.planned == {}
+
+
+@pytest.mark.parametrize("answers", [[Stored()], [Stored(away="no room"), Stored(away="no room"), Stored()]])
+def test_what_comes_while_decisions_are_stored_ends_in_the_same_state(decider, world, answers):
+    """One after another, each stored before the next is made: as if the store had answered at once."""
+    other, quick = World(), None
+    quick = other.decider = Decider(
+        membership=decider.membership, log=other, clock=lambda: 0.0, awake=lambda: 0.0, outside=other
+    )
+    events = [
+        died(A),
+        Leaving(worker=B),
+        died(C),
+        StepDone(worker=OTHERS[0], generation=1, step=0, loss=1.0, omitted=False),
+    ]
+    quick.take(events)
+    world.answer = None
+    decider.take(events[:1])
+    decider.take(events[1:])
+    while decider.waits:
+        for answer in answers:
+            world.say(answer)
+    assert world.asked[1:] == other.asked
+    assert decider.membership.roster == quick.membership.roster
+    assert [each for what, each in world.new() if what == "stored"] == other.asked
+
+
+def test_the_end_is_told_though_it_cannot_be_stored(decider, world):
+    *others, last = PLAN.workers
+    decider.take([died(worker) for worker in others])
+    assert not decider.over
+    world.answer = Stored(away="no room")
+    decider.take([died(last)])
+    assert decider.over
+    assert told(world.new(), Ended)
+    world.say(Stored())
+    assert told(world.new(), Ended) == [], "once"
+
+
+def test_what_the_store_refuses_for_good_ends_the_job(decider, world):
+    world.answer = Stored(error=StorageError("too large"))
     decider.take([died(A)])
+    (ended,) = told(world.new(), Ended)
+    assert (ended.outcome, ended.detail) == ("error", "coordinator: StorageError: too large")
+    assert (decider.over, decider.waits) == (True, False)
+
+
+def test_one_that_does_not_lead_any_more_tells_nothing(decider, world):
+    world.answer = Stored(error=CoordinatorUnavailable("another one leads"))
+    decider.take([died(A), died(B)])
     assert world.new() == [("logged", Notice(worker="coordinator", text="another one leads"))]
     assert (decider.resigned, decider.over) == (True, True)
 

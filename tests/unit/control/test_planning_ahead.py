@@ -5,12 +5,12 @@ import threading
 import time
 
 import pytest
+from tests.decisions import leading_in
 from tests.waiting import LIMIT_S
 
 from holdfast.control import coordinator as module
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.membership import GridState, Membership, Phase, plan_recovery
-from holdfast.control.store import DecisionStore
 from holdfast.core.placement import split_evenly
 from holdfast.core.profile import unit_costs
 from holdfast.planning.planner import Technique
@@ -30,15 +30,16 @@ def coordinator(tmp_path):
         rules=JobRules(terms=TERMS, steps=3, directory="out"),
         phase=Phase.RUNNING,
     )
+    leading = leading_in(tmp_path / "control.db")
     made = Coordinator(
         membership=membership,
-        store=DecisionStore(tmp_path / "control.db"),
+        leading=leading,
         log=EventLog(tmp_path / "events.jsonl"),
         clock=time.monotonic,
         awake=time.monotonic,
     )
     yield made
-    made.decider.store.close()
+    leading.chain.close()
     made.decider.log.close()
 
 

@@ -8,6 +8,7 @@ import time
 
 import grpc
 import pytest
+from tests.decisions import leading_in
 from tests.processes import process_of
 from tests.waiting import LIMIT_S
 
@@ -19,7 +20,6 @@ from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
 from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import Attached, Hello, encode, pack
-from holdfast.control.store import DecisionStore
 from holdfast.control.tls import channel_credentials, check_tls, server_credentials
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
@@ -52,10 +52,10 @@ def expired(tmp_path_factory):
     return certificates(tmp_path_factory.mktemp("expired") / "certs", days=-1)
 
 
-def coordinator_in(folder):
+def coordinator_in(folder, leading):
     return Coordinator(
         membership=Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=3)),
-        store=DecisionStore(folder / "control.db"),
+        leading=leading,
         log=EventLog(folder / "events.jsonl"),
         clock=time.monotonic,
         awake=time.monotonic,
@@ -74,10 +74,11 @@ class Service:
 
     async def _run(self):
         self._loop = asyncio.get_running_loop()
-        self.coordinator = coordinator_in(self._folder)
+        leading = leading_in(self._folder / "control.db")
+        self.coordinator = coordinator_in(self._folder, leading)
         credentials = server_credentials(self._tls)
         await serve(self.coordinator, host=HOST, port=0, token="t", ready=self._ports.put, credentials=credentials)
-        self.coordinator.decider.store.close()
+        leading.chain.close()
         self.coordinator.decider.log.close()
 
     def end(self):

@@ -26,7 +26,7 @@ from holdfast.control.membership.state import (
     Tick,
     Unadvised,
 )
-from holdfast.control.membership.storing import restore, to_store
+from holdfast.control.membership.storing import StoredDecision, restore, to_store
 from holdfast.control.membership.vacancies import matched
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "Situation",
     "Starting",
     "Stay",
+    "StoredDecision",
     "Tell",
     "Tick",
     "Unadvised",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
@@ -19,7 +20,9 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 
-__all__ = ["StoredDecision", "counted", "restore", "to_store"]
+__all__ = ["StoredDecision", "counted", "decoded_in_full", "restore", "to_store"]
+
+_Form = TypeVar("_Form", bound=msgspec.Struct)
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,10 +63,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         Raises:
             msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
         """
-        found = msgspec.json.decode(data, type=cls)
-        if msgspec.json.decode(found.encoded) != msgspec.json.decode(data):  # numbers alone may be written otherwise
-            raise msgspec.ValidationError("it is no decision of this version")
-        return found
+        return decoded_in_full(data, cls)
 
     @property
     def plans(self) -> dict[int, Plan]:
@@ -71,6 +71,19 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         now, then = self.running.plan, self.running.upcoming
         known = {} if now is None else {self.generation: now}
         return known if then is None else known | {then.generation: then.plan}
+
+
+def decoded_in_full(data: bytes, form: type[_Form]) -> _Form:
+    """Returns the struct that was encoded as JSON.
+
+    Raises:
+        msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
+    """
+    found = msgspec.json.decode(data, type=form)
+    again = msgspec.json.encode(found, order="deterministic")
+    if msgspec.json.decode(again) != msgspec.json.decode(data):  # numbers alone may be written otherwise
+        raise msgspec.ValidationError("it is no decision of this version")
+    return found
 
 
 def counted(before: Membership, after: Membership) -> Membership:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.control.decider import Decider, Outside
-from holdfast.control.membership import Membership, Output, Phase, Tell
+from holdfast.control.membership import Membership, Output, Phase, StoredDecision, Tell
 from holdfast.control.messages import Install
 from holdfast.core.faults import Fault, Point
 from holdfast.errors import StorageError
@@ -106,6 +106,9 @@ class _StruckOutside:
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         self.inner.send_last(outputs, die)
+
+    def store(self, decision: StoredDecision) -> None:
+        self.inner.store(decision)
 
 
 def strike_coordinator(faults: tuple[Fault, ...], decider: Decider) -> None:

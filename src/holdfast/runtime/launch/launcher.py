@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from holdfast.config.job import Job
-from holdfast.control.etcd import Etcd, parse_store_url
+from holdfast.control.chain.opening import chain_of_run, try_store
 from holdfast.control.messages import Ended, Message, Progress
 from holdfast.control.tls import check_tls
 from holdfast.core.nodes import NodeId
@@ -114,19 +114,18 @@ class Launcher:
                 raise
 
     def _check_machine(self) -> None:
-        """Looks for certificates, and asks etcd if decisions are to be there, before anything is made.
+        """Looks for certificates, and tries out where decisions are to be kept, before anything is made.
 
         Raises:
-            ConfigError: there are none, or there is no etcd.
+            ConfigError: there are none, or that cannot be used.
         """
         control = self.request.job.control
         if control.tls is not None:
             check_tls(control.tls, control.host)
         if control.store == "sqlite":
             return
-        host, port, _ = parse_store_url(control.store)
         try:
-            Etcd(host=host, port=port).call("maintenance/status", {})
+            try_store(control.store)
         except StorageError as error:
             raise ConfigError(f"control.store: {error}") from None
 
@@ -335,12 +334,11 @@ def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Preflig
 
 
 def _store(request: RunRequest) -> str:
-    """The database in the run directory, or a prefix of this run's own in etcd."""
+    """The database in the run directory, or a chain of this run's own in what all machines share."""
     url = request.job.control.store
     if url == "sqlite":
         return str(request.run_dir / "control.db")
-    host, port, prefix = parse_store_url(url)
-    return f"etcd://{host}:{port}/{prefix}/{request.job.name}-{secrets.token_hex(8)}"
+    return chain_of_run(url, f"{request.job.name}-{secrets.token_hex(8)}")
 
 
 def _deadline(request: RunRequest) -> float:

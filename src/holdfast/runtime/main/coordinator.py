@@ -6,26 +6,32 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from holdfast.config.job import Control
 from holdfast.control.advice import Adviser
 from holdfast.control.awake import AwakeClock
+from holdfast.control.chain.leading import UNREAD, Leading, lead, show_life
+from holdfast.control.chain.opening import is_database, open_chain
 from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
-from holdfast.control.etcd import Etcd, EtcdStore, Leadership, parse_store_url
 from holdfast.control.membership import (
     Contact,
     Membership,
     Phase,
     Restoring,
     Starting,
+    StoredDecision,
     Vacancies,
     restore,
 )
@@ -34,7 +40,6 @@ from holdfast.control.messages import StateAt
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.reshaper import Reshaper
-from holdfast.control.store import DecisionStore, StoredDecision
 from holdfast.control.tls import server_credentials
 from holdfast.errors import (
     ConfigError,
@@ -63,19 +68,17 @@ _SWITCH_S = 0.0005
 def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     """Runs the coordinator to the end of the job; sends its port, or what went wrong, into ``answer`` first.
 
-    After failure: started again with the same store and port, it goes on where the decisions in the store end. With
-    several coordinators it stands by until it leads, and exits with 3 when another one leads instead.
+    After failure: started again with the same store and port, it goes on where the decisions in the store end. Where
+    several machines see them it stands by until it leads, and exits with 3 when another one leads instead.
     """
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is for the agent to answer
     control, remarks = spec.job.control, Remarks()
     log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
-    try:
-        coordinator = (
-            (lambda: _win(spec, log, remarks))
-            if spec.store.startswith("etcd:")
-            else _coordinator(spec, log, remarks, None)
-        )
+    waiting = _Waiting(log)
+    make = partial(_coordinator, spec, log, remarks, waiting)
+    try:  # where nobody else can lead, there is nothing to stand by for
+        coordinator: Coordinator | Callable[[], Coordinator] = make() if is_database(spec.store) else make
     except StoreAway as error:  # such as a full disk: it is tried again for a while, if we were to go on
         answer.send_bytes(f"error control.store: {error}".encode())
         os._exit(2)
@@ -90,6 +93,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
             ready=lambda port: answer.send_bytes(b"ok %d" % port),
             credentials=credentials,
             also=spec.socket,
+            waits_for=waiting,
         )
         os._exit(0 if asyncio.run(service) else _SUPERSEDED)
     except ConfigError as error:
@@ -100,22 +104,29 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         os._exit(1)
 
 
-def _win(spec: CoordinatorSpec, log: EventLog, remarks: Remarks) -> Coordinator:
-    """Waits until we lead."""
-    host, port, prefix = parse_store_url(spec.store)
-    etcd = Etcd(host=host, port=port, note=lambda text: _note(log, text))
-    leadership = Leadership(etcd, prefix, on_lost=lambda: os._exit(_SUPERSEDED))
-    leadership.win()
-    return _coordinator(spec, log, remarks, EtcdStore(etcd, prefix, leadership))
-
-
 def _note(log: EventLog, text: str) -> None:
     log.write(time.monotonic(), Notice(worker="coordinator", text=text))
 
 
-def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: EtcdStore | None) -> Coordinator:
-    """One that begins the job, or goes on with what its store remembers."""
-    store, stored, unknown = _recall(spec, etcd)
+class _Waiting:
+    """What keeps us from leading, besides that another one leads."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._why = ""
+
+    def note(self, text: str, away: bool) -> None:
+        """A store is waited for, or answers again."""
+        self._why = text if away else ""
+        _note(self._log, text)
+
+    def __call__(self) -> str:
+        return self._why
+
+
+def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting: _Waiting) -> Coordinator:
+    """Returns, once it leads, one that begins the job, or goes on with what its store remembers."""
+    leading, stored, unknown = _recall(spec, waiting)
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     awake = AwakeClock()
     reattach_until = awake() + spec.job.control.reattach_s
@@ -128,7 +139,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, etcd: E
         membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, contact=contact)
     coordinator = Coordinator(
         membership=membership,
-        store=store,
+        leading=leading,
         log=log,
         remarks=remarks,
         clock=time.monotonic,
@@ -150,18 +161,28 @@ def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
     return found
 
 
-def _recall(
-    spec: CoordinatorSpec, etcd: EtcdStore | None
-) -> tuple[DecisionStore | EtcdStore | None, StoredDecision | None, str]:
-    """The store and its newest decision; or why neither is to be used: it was damaged, or exchanged for another."""
+def _recall(spec: CoordinatorSpec, waiting: _Waiting) -> tuple[Leading | None, StoredDecision | None, str]:
+    """The chain to go on with and the decision in force; or why neither is to be used: it was damaged, or exchanged."""
+    by, alone = secrets.token_hex(8), is_database(spec.store)
     try:
-        store = etcd or DecisionStore(Path(spec.store))
-        stored = store.latest()
+        chain = open_chain(spec.store)
     except CorruptBlob as error:
         return None, None, str(error)
-    if stored is not None and stored.job != spec.rules.job:
-        return None, None, f"{spec.store} holds the decisions of another job"
-    return store, stored, ""
+    leading, stored, unknown = Leading(chain=chain, by=by, first=UNREAD, number=UNREAD), None, ""
+    try:
+        leading, stored = lead(
+            chain,
+            job=spec.rules.job,
+            by=by,
+            alone=alone or spec.job.control.coordinators == 1,
+            note=waiting.note,
+            patient=not alone,
+        )
+    except CorruptBlob as error:
+        unknown = str(error)
+    signs = partial(show_life, leading, lambda: os._exit(_SUPERSEDED))
+    threading.Thread(target=signs, name="signs of life", daemon=True).start()
+    return (None, None, unknown) if unknown else (leading, stored, "")
 
 
 def _told_gone(spec: CoordinatorSpec) -> frozenset[str]:

@@ -1,18 +1,21 @@
-"""Two coordinators and an etcd: any of them dies, and nothing of it can be seen in the weights."""
+"""Two coordinators and what both see: any of them dies, and nothing of it can be seen in the weights."""
 
 from __future__ import annotations
 
 import base64
 import copy
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import zlib
-from types import SimpleNamespace
 
 import msgspec
 import pytest
+import yaml
 from tests.waiting import LIMIT_S, until
 
 from holdfast import Fault, parse_job, train
@@ -35,10 +38,10 @@ JOB = {
 class Run:
     """One run, and what the test does to its processes meanwhile."""
 
-    def __init__(self, folder, server, *faults, coordinators=2, restart_delay_s=0, technique="1f1b", steps=80):
-        self.folder, self.server = folder / "run", server
+    def __init__(self, folder, url, *faults, coordinators=2, restart_delay_s=0, technique="1f1b", steps=80):
+        self.folder = folder / "run"
         store = (
-            f"control.store={server.url}",
+            f"control.store={url}",
             f"control.coordinators={coordinators}",
             f"control.restart_delay_s={restart_delay_s}",
             f"train.technique={technique}",
@@ -81,9 +84,15 @@ def same(summary, healthy):
     assert summary.state_sha256 == healthy.state_sha256
 
 
-def test_the_leader_is_killed_and_the_other_takes_over(tmp_path, etcd_server, healthy):
+@pytest.fixture(params=["etcd", "folder"])
+def url(request, tmp_path):
+    """Of a store that both see."""
+    return request.getfixturevalue("etcd_server").url if request.param == "etcd" else str(tmp_path / "decisions")
+
+
+def test_the_leader_is_killed_and_the_other_takes_over(tmp_path, url, healthy):
     """The dead one is not started again while the job lasts, so it is the one that stood by."""
-    run = Run(tmp_path, etcd_server, "kill-coordinator@3", "kill:1.1@40:backward", restart_delay_s=900)
+    run = Run(tmp_path, url, "kill-coordinator@3", "kill:1.1@40:backward", restart_delay_s=900)
     summary = run.train()
     same(summary, healthy)
     (_, first), (_, second) = run.events(CoordinatorReady)
@@ -94,13 +103,13 @@ def test_the_leader_is_killed_and_the_other_takes_over(tmp_path, etcd_server, he
 
 @pytest.mark.parametrize("technique", ["1f1b", "staggered"])
 def test_a_leader_that_dies_in_a_decision(tmp_path, etcd_server, healthy, technique):
-    run = Run(tmp_path, etcd_server, "kill:1.1@5:backward", "kill-coordinator@5:broadcast", technique=technique)
+    run = Run(tmp_path, etcd_server.url, "kill:1.1@5:backward", "kill-coordinator@5:broadcast", technique=technique)
     same(run.train(), healthy)
 
 
 def test_etcd_is_killed_and_a_worker_too_before_it_is_back(tmp_path, etcd_server, healthy):
     """Training goes on without etcd; the answer to the death waits for it."""
-    run = Run(tmp_path, etcd_server, "kill:1.1@40:backward", coordinators=1)
+    run = Run(tmp_path, etcd_server.url, "kill:1.1@40:backward", coordinators=1)
     times = {}
 
     def meanwhile():
@@ -118,8 +127,30 @@ def test_etcd_is_killed_and_a_worker_too_before_it_is_back(tmp_path, etcd_server
     assert detected > times["back"]
 
 
-def test_a_leader_that_was_stopped_finds_another_one_and_decides_nothing(tmp_path, etcd_server, healthy):
-    run = Run(tmp_path, etcd_server, "kill:1.1@70:backward")
+def test_by_a_bucket_too(tmp_path, bucket, s3_environment, healthy):
+    """In processes of their own, whose environment says where it is; signs of life come less often there."""
+    run_dir, job = tmp_path / "run", tmp_path / "job.yaml"
+    control = {"store": bucket, "coordinators": 2, "restart_delay_s": 900, "hang_s": 15}
+    job.write_text(yaml.safe_dump({**JOB, "control": control}))
+    faults = ["--fault", "kill-coordinator@3", "--fault", "kill:1.1@40:backward"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", "train", str(job), "--run-dir", str(run_dir), "--quiet", *faults],
+        env={**os.environ, **s3_environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["weights_sha256"] == healthy.weights_sha256
+    events = [event for _, event in read_events(run_dir / "events.jsonl")]
+    assert [event.how for event in events if isinstance(event, CoordinatorLost)] == ["signal 9"]
+    assert len([event for event in events if isinstance(event, FaultInjected)]) == 2
+
+
+def test_a_leader_that_was_stopped_finds_another_one_and_decides_nothing(tmp_path, url, healthy):
+    run = Run(tmp_path, url, "kill:1.1@70:backward")
     leader = []
 
     def meanwhile():
@@ -140,13 +171,13 @@ def test_a_leader_that_was_stopped_finds_another_one_and_decides_nothing(tmp_pat
 
 def test_decisions_that_somebody_deleted_end_the_job_with_what_lives_saved(tmp_path, etcd_server):
     """The other coordinator takes over and finds none."""
-    run = Run(tmp_path, etcd_server, steps=4000)
+    run = Run(tmp_path, etcd_server.url, steps=4000)
 
     def meanwhile():
         run.wait_for(lambda: run.events(StepOps))
         first, end = (base64.b64encode(key).decode() for key in (b"test/", b"test0"))
         deleted = etcd_server.etcd.call("kv/deleterange", {"key": first, "range_end": end})
-        assert int(deleted["deleted"]) >= 2, "the decision and the leader's key"
+        assert int(deleted["deleted"]) == 2, "the newest decision and the sign of life"
         os.kill(run.events(CoordinatorReady)[0][1].pid, signal.SIGKILL)
 
     with pytest.raises(DecisionsLost, match="the store of decisions is empty, though some were made; step"):
@@ -155,7 +186,8 @@ def test_decisions_that_somebody_deleted_end_the_job_with_what_lives_saved(tmp_p
 
 
 def exchanged(decision):
-    return zlib.compress(msgspec.json.encode({**msgspec.json.decode(zlib.decompress(decision)), "job": "another"}))
+    entry = msgspec.json.decode(zlib.decompress(decision))
+    return zlib.compress(msgspec.json.encode({**entry, "decision": {**entry["decision"], "job": "another"}}))
 
 
 def cut(decision):
@@ -165,45 +197,59 @@ def cut(decision):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (exchanged, "etcd://{place}/{prefix} holds the decisions of another job"),
-        (
-            cut,
-            "etcd at {place}, {prefix}/decisions/ is corrupt: expected a decision, found Error -5 while decompressing",
-        ),
+        (exchanged, "expected the decisions of this job, found those of another"),
+        (cut, "expected a decision, found Error -5 while decompressing"),
     ],
     ids=["another job's", "cut"],
 )
 def test_a_decision_that_is_not_the_jobs_own_ends_the_job_with_what_lives_saved(tmp_path, etcd_server, spoil, said):
-    run, spoilt = Run(tmp_path, etcd_server, coordinators=1, steps=4000), []
+    run, spoilt = Run(tmp_path, etcd_server.url, coordinators=1, steps=4000), []
 
     def meanwhile():
         run.wait_for(lambda: run.events(StepOps))
         first, end = (base64.b64encode(key).decode() for key in (b"test/", b"test0"))
         there = etcd_server.etcd.call("kv/range", {"key": first, "range_end": end})["kvs"]
-        decisions = [each for each in there if b"/decisions/" in base64.b64decode(each["key"])]
-        (newest,) = decisions
+        (newest,) = (each for each in there if base64.b64decode(each["key"]).endswith(b"/newest"))
         value = base64.b64encode(spoil(base64.b64decode(newest["value"]))).decode()
         etcd_server.etcd.call("kv/put", {"key": newest["key"], "value": value})
-        spoilt.append(base64.b64decode(newest["key"]).decode().partition("/decisions/")[0])
+        spoilt.append(base64.b64decode(newest["key"]).decode())
         os.kill(run.events(CoordinatorReady)[0][1].pid, signal.SIGKILL)
 
     with pytest.raises(DecisionsLost) as caught:
         run.train(meanwhile)
-    place = f"127.0.0.1:{etcd_server.port}"
-    assert str(caught.value).startswith(said.format(place=place, prefix=spoilt[0]))
+    where = f"etcd at 127.0.0.1:{etcd_server.port}, {spoilt[0]}"
+    assert str(caught.value).startswith(f"{where} is corrupt: {said}")
     assert len(list((run.folder / "final").glob("layer-*"))) == 4
 
 
 def test_no_etcd_is_told_before_anything_is_started(tmp_path, etcd_server):
     etcd_server.kill()
-    run = Run(tmp_path, etcd_server)
+    run = Run(tmp_path, etcd_server.url)
     with pytest.raises(ConfigError, match=rf"^control\.store: etcd at 127\.0\.0\.1:{etcd_server.port}: "):
         run.train()
     assert not run.folder.exists(), "else the corrected command would find it taken"
 
 
-def test_a_store_that_is_none_is_told_before_anything_is_made(tmp_path):
-    run = Run(tmp_path, SimpleNamespace(url="redis://127.0.0.1:1"), coordinators=1)
-    with pytest.raises(ConfigError, match=r"^control\.store: expected etcd://HOST:PORT"):
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "decisions", "file://decisions"])
+def test_a_store_that_is_none_is_told_before_anything_is_made(tmp_path, url):
+    run = Run(tmp_path, url, coordinators=1)
+    with pytest.raises(ConfigError, match=r"^control\.store: expected sqlite, etcd://HOST:PORT"):
+        run.train()
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: folder.write_text("no folder"), "decisions/try-[0-9a-f]+: cannot be written: "),
+        (lambda folder: "s3://bucket-that-is-not-there-7/decisions", "s3://bucket-that-is-not-there-7/decisions/try-"),
+    ],
+    ids=["a file", "no bucket"],
+)
+def test_a_store_that_cannot_be_written_is_told_before_anything_is_made(tmp_path, bucket, spoil, said):
+    folder = tmp_path / "decisions"
+    url = spoil(folder)
+    run = Run(tmp_path, url if isinstance(url, str) else folder)
+    with pytest.raises(ConfigError, match=rf"^control\.store: .*{said}"):
         run.train()
     assert not run.folder.exists()

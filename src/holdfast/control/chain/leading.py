@@ -1,0 +1,206 @@
+"""Who leads: whoever put the newest entry. When others may try, what the one before learns, how decisions are put."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.control.chain.entry import Entry, reading
+from holdfast.control.chain.port import Chain
+from holdfast.control.membership.storing import StoredDecision
+from holdfast.errors import CoordinatorUnavailable, CorruptBlob, HoldfastError, StoreAway
+
+__all__ = ["UNREAD", "Leading", "Stored", "lead", "show_life"]
+
+UNREAD = 2**62
+"""A number that no entry has: of who leads, to save what lives, though what was decided cannot be read."""
+_SILENT_BEATS = 5
+_POLLS = 8
+"""How often a sign of life is looked for while one is due."""
+_RETRY_S = 0.05
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What became of a decision that was to be stored; of nothing else that is decided meanwhile is anybody told.
+
+    Attributes:
+        away: why it is not known yet: it is put again until it is. "": it is known.
+        error: why it is not stored, nor will be; None: it is, durably.
+    """
+
+    away: str = ""
+    error: HoldfastError | None = None
+
+
+class _Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sign of life: of who put the entry ``number`` when it began to lead; ``count`` tells one sign from the next."""
+
+    number: int
+    by: str
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Leading:
+    """The chain of a coordinator that leads.
+
+    Attributes:
+        chain: to which it puts.
+        by: 16 hexadecimal digits that it has drawn.
+        first: the number of the entry by which it began to lead; :data:`UNREAD` where none could be read.
+        number: that of its newest entry.
+    """
+
+    chain: Chain
+    by: str
+    first: int
+    number: int
+
+    def put(self, decision: StoredDecision) -> Stored:
+        """Puts a decision, once; may be called in any thread, by one at a time, and again with the same decision."""
+        try:
+            ours = self.chain.put(self.number + 1, Entry(by=self.by, decision=decision).encoded)
+        except StoreAway as error:
+            return Stored(away=str(error))
+        except HoldfastError as error:
+            return Stored(error=error)
+        if not ours:
+            text = f"{self.chain}: another coordinator leads; the decision of this one was not stored"
+            return Stored(error=CoordinatorUnavailable(text))
+        self.number += 1
+        return Stored()
+
+
+def lead(
+    chain: Chain, *, job: str, by: str, alone: bool, note: Callable[[str, bool], None], patient: bool = True
+) -> tuple[Leading, StoredDecision | None]:
+    """Returns, once we lead, how to go on with the chain, and the decision in force; None: nothing was decided so far.
+
+    Args:
+        chain: of the job.
+        job: which it is.
+        by: see :class:`Leading`.
+        alone: whether nobody else can lead: whoever did is dead. Else their signs of life are waited for first.
+        note: told once when the store is waited for (True), and once when it answers again (False).
+        patient: whether to wait at all while the store is away.
+
+    Raises:
+        StoreAway: it is, and we are not patient.
+        CorruptBlob: the newest entry is none, or of another job; we lead nothing.
+        StorageError: the store refuses what is needed.
+    """
+    calls = _Calls(note=note, patient=patient)
+    while True:
+        empty = not alone and calls.answered(lambda: _is_empty(chain))
+        if not (alone or empty):
+            _wait_for_silence(chain, calls)
+        found = None if empty else calls.answered(chain.newest)
+        number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
+        ours = Entry(by=by, decision=decision).encoded
+        if calls.answered(lambda number=number, ours=ours: chain.put(number + 1, ours)):  # type: ignore[misc]
+            return Leading(chain=chain, by=by, first=number + 1, number=number + 1), decision
+        alone = alone and chain.beat_s is None
+
+
+def _is_empty(chain: Chain) -> bool:
+    """Whether nobody has led so far."""
+    try:
+        return chain.newest() is None
+    except CorruptBlob:
+        return False
+
+
+def _decision(chain: Chain, job: str, body: bytes) -> StoredDecision | None:
+    with reading(lambda text: CorruptBlob(str(chain), "a decision", text)):
+        decision = Entry.decoded(body).decision
+    if decision is not None and decision.job != job:
+        raise CorruptBlob(str(chain), "the decisions of this job", "those of another")
+    return decision
+
+
+@dataclass(slots=True, kw_only=True)
+class _Calls:
+    """Calls to a store that may be away.
+
+    Attributes:
+        note: told once when it is waited for (True), and once when it answers again (False).
+        patient: whether to wait at all.
+        away: whether it is waited for.
+    """
+
+    note: Callable[[str, bool], None]
+    patient: bool
+    away: bool = False
+
+    def answered(self, call: Callable[[], _Found]) -> _Found:
+        """Returns what a call returns, however long the store is away, if we are patient."""
+        while True:
+            try:
+                found = call()
+            except StoreAway as error:
+                if not self.patient:
+                    raise
+                if not self.away:
+                    self.note(f"{error}; waiting for it", True)
+                self.away = True
+                time.sleep(_RETRY_S)
+            else:
+                if self.away:
+                    self.note("the store of decisions answers again", False)
+                self.away = False
+                return found
+
+
+def _wait_for_silence(chain: Chain, calls: _Calls) -> None:
+    """Returns when whoever leads has given no sign of life for so long that it seems dead.
+
+    While the store is away nobody can give one: that is no silence.
+    """
+    assert chain.beat_s is not None, "nobody else can lead where nobody sees signs of life"
+    known, since, beat_s = None, time.monotonic(), chain.beat_s
+
+    def look() -> bool:
+        nonlocal known, since
+        try:
+            said = chain.said()
+        except StoreAway:
+            since = time.monotonic()
+            raise
+        if said != known:
+            known, since = said, time.monotonic()
+        return time.monotonic() - since >= _SILENT_BEATS * beat_s
+
+    while not calls.answered(look):
+        time.sleep(beat_s / _POLLS)
+
+
+def show_life(leading: Leading, deposed: Callable[[], None]) -> None:
+    """Gives signs of life for as long as we lead, then calls ``deposed`` and returns. For a thread of its own."""
+    chain = leading.chain
+    if chain.beat_s is None:
+        return
+    for count in itertools.count():
+        with contextlib.suppress(HoldfastError):  # what cannot be said now is said later; puts tell what is wrong
+            said = chain.said()
+            if said is not None and _leads_after(leading, said):
+                break
+            chain.say(msgspec.json.encode(_Sign(leading.first, leading.by, count)))
+        time.sleep(chain.beat_s)
+    deposed()
+
+
+def _leads_after(leading: Leading, said: bytes) -> bool:
+    """Whether a sign is of one who began to lead after us."""
+    try:
+        sign = msgspec.json.decode(said, type=_Sign)
+    except msgspec.MsgspecError:
+        return False
+    return sign.number > leading.first

@@ -1,0 +1,31 @@
+"""Decisions that tests put into a run's database, as another coordinator would have."""
+
+import asyncio
+from contextlib import closing
+
+from tests.waiting import LIMIT_S
+
+from holdfast.control.chain.database import DatabaseChain
+from holdfast.control.chain.leading import Stored, lead
+
+__all__ = ["leading_in", "put_in", "taken"]
+
+
+def leading_in(path, job=""):
+    """Who leads from now on by this database; its chain is to be closed."""
+    return lead(DatabaseChain(path), job=job, by=16 * "a", alone=True, note=print, patient=False)[0]
+
+
+def put_in(path, decision):
+    """Puts one decision more into a database, or the first into a new one."""
+    leading = leading_in(path, decision.job)
+    with closing(leading.chain):
+        assert leading.put(decision) == Stored()
+
+
+async def taken(coordinator, *events):
+    """Returns once a coordinator has taken events, and what it decided about them is stored."""
+    coordinator.decider.take(events)
+    async with asyncio.timeout(LIMIT_S):
+        while coordinator.decider.waits:
+            await asyncio.sleep(0.001)
