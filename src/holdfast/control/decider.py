@@ -71,14 +71,12 @@ class _Storing:
 
     Attributes:
         event: upon which.
-        before: the membership in which.
         after: the membership to be.
         outputs: what is to be recorded and sent then.
         last: whether nobody will go on from there.
     """
 
     event: _Decided
-    before: Membership
     after: Membership
     outputs: tuple[Output, ...]
     last: bool
@@ -175,7 +173,7 @@ class Decider:
         if decision := to_store(before, after):
             self.on_point(Point.PERSIST, before)
             last = after.phase is Phase.ENDED
-            self._storing = _Storing(event=event, before=before, after=after, outputs=outputs, last=last)
+            self._storing = _Storing(event=event, after=after, outputs=outputs, last=last)
             return self.outside.store(decision)
         return self._carry_out(before, after, outputs)
 

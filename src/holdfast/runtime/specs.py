@@ -165,7 +165,7 @@ class CoordinatorSpec:
         plan: of the healthy grid.
         library: the folder of the plans that are made while training runs; None if none are.
         token: of the job.
-        store: path of the decisions, or where in etcd they are; those that are there already are taken up.
+        store: where the decisions are, as ``control/chain/opening.py`` takes it; those of before are taken up.
         events: path of the job's log.
         checkpoints: url of where the job's checkpoints go.
         facts: what they say of the job.

@@ -7,10 +7,9 @@ import pytest
 
 from holdfast.config.deciding import deciding
 from holdfast.config.load import dump_job, parse_job
-from holdfast.control.membership import GridState, Restoring, Running
+from holdfast.control.membership import GridState, Restoring, Running, StoredDecision
 from holdfast.control.membership.progress import MAX_RESTORABLE
 from holdfast.control.messages import StateAt
-from holdfast.control.store import StoredDecision
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.main.coordinator import _membership

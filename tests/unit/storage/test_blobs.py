@@ -40,6 +40,17 @@ def test_put_replaces(url):
     assert store.list() == ("name",)
 
 
+def test_what_is_put_new_is_put_once(url):
+    store = open_store(url)
+    assert store.put_new("a/b", b"first")
+    assert not store.put_new("a/b", b"second")
+    assert not store.put_new("a/b", b"first"), "whether it is the same, its caller looks up"
+    assert store.get("a/b") == b"first"
+    assert store.list() == ("a/b",)
+    store.delete("a/b")
+    assert store.put_new("a/b", b"third")
+
+
 def test_what_is_not_there(url):
     store = open_store(url)
     assert store.list() == ()
@@ -170,6 +181,11 @@ def test_a_missing_extra_is_named(monkeypatch):
         ConfigError, match=r"s3fs is not installed; pip install 'holdfast\[s3\]', in a clone pip install -e '.\[s3\]'"
     ):
         open_store("s3://bucket/x")
+
+
+def test_nothing_new_can_be_put_into_a_bucket_that_does_not_exist(bucket):
+    with pytest.raises(StorageError, match="cannot be written"):
+        open_store("s3://no-such-bucket-of-ours/prefix").put_new("a", b"")
 
 
 def test_a_bucket_that_does_not_exist(bucket):

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What became of a decision that was to be stored; of nothing else that is decided meanwhile is anybody told.
+    """What became of a decision that was to be stored.
 
     Attributes:
         away: why it is not known yet: it is put again until it is. "": it is known.
@@ -99,13 +100,13 @@ def lead(
     """
     calls = _Calls(note=note, patient=patient)
     while True:
-        empty = not alone and calls.answered(lambda: _is_empty(chain))
+        empty = not alone and calls.answered(partial(_is_empty, chain))
         if not (alone or empty):
             _wait_for_silence(chain, calls)
         found = None if empty else calls.answered(chain.newest)
         number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
         ours = Entry(by=by, decision=decision).encoded
-        if calls.answered(lambda number=number, ours=ours: chain.put(number + 1, ours)):  # type: ignore[misc]
+        if calls.answered(partial(chain.put, number + 1, ours)):
             return Leading(chain=chain, by=by, first=number + 1, number=number + 1), decision
         alone = alone and chain.beat_s is None
 
@@ -169,6 +170,7 @@ def _wait_for_silence(chain: Chain, calls: _Calls) -> None:
 
     def look() -> bool:
         nonlocal known, since
+        at = time.monotonic()  # before the look: for how long we are stopped behind it is nobody's silence
         try:
             said = chain.said()
         except StoreAway:
@@ -176,7 +178,7 @@ def _wait_for_silence(chain: Chain, calls: _Calls) -> None:
             raise
         if said != known:
             known, since = said, time.monotonic()
-        return time.monotonic() - since >= _SILENT_BEATS * beat_s
+        return at - since >= _SILENT_BEATS * beat_s
 
     while not calls.answered(look):
         time.sleep(beat_s / _POLLS)

@@ -32,7 +32,7 @@ class Briefing:
         planned: its plan.
         token: of the job.
         job_id: tells this job's decisions and logs from those of all others.
-        store: path of the decisions, or where in etcd they are.
+        store: where the decisions are, as ``control/chain/opening.py`` takes it.
         address: of the coordinator, once it listens.
         deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
     """
