@@ -27,6 +27,8 @@ class PeerDirectory:
     _told: dict[WorkerId, dict[WorkerId, bytes]] = field(default_factory=dict)
     _all_told: dict[WorkerId, Mapping[WorkerId, Process]] = field(default_factory=dict)
     """The processes of which a worker was told all that was known since somebody attached last."""
+    _found: tuple[Mapping[WorkerId, Process], dict[WorkerId, Here]] | None = None
+    """Where those listen that were asked for last: everybody is told of the same ones."""
 
     def heard(self, hello: Hello) -> None:
         """A worker attaches, for the first time or again: it may have lost what it was told."""
@@ -34,6 +36,7 @@ class PeerDirectory:
             return
         self._told.pop(hello.worker, None)
         self._all_told.clear()
+        self._found = None
         if hello.here is not None:
             self._here[hello.worker, hello.process] = hello.here
 
@@ -49,10 +52,10 @@ class PeerDirectory:
         if processes.items() <= self._all_told.get(worker, {}).items():
             return None
         self._all_told[worker] = processes
-        here = {each: self._here[each, of] for each, of in processes.items() if (each, of) in self._here}
-        ours = here.pop(worker, None)
+        here = self._of(processes)
+        ours = here.get(worker)
         told = self._told.setdefault(worker, {})
-        new = {each: listens for each, listens in sorted(here.items()) if told.get(each) != listens.nonce}
+        new = {each: at for each, at in here.items() if each != worker and told.get(each) != at.nonce}
         if ours is None or not new:
             return None
         told.update({each: listens.nonce for each, listens in new.items()})
@@ -62,3 +65,10 @@ class PeerDirectory:
                 for each, listens in new.items()
             )
         )
+
+    def _of(self, processes: Mapping[WorkerId, Process]) -> dict[WorkerId, Here]:
+        """Where these listen, as far as they have told, in order."""
+        if self._found is None or self._found[0] is not processes:
+            there = sorted((each, process) for each, process in processes.items() if (each, process) in self._here)
+            self._found = (processes, {each: self._here[each, process] for each, process in there})
+        return self._found[1]
