@@ -11,9 +11,11 @@ from holdfast.control.chain.leading import Stored, lead
 __all__ = ["leading_in", "put_in", "taken"]
 
 
-def leading_in(path, job=""):
-    """Who leads from now on by this database; its chain is to be closed."""
-    return lead(DatabaseChain(path), job=job, by=16 * "a", alone=True, note=print, patient=False)[0]
+def leading_in(path, job="", since=None):
+    """Who leads from now on by this database, after the decision ``since`` if that is given; close its chain."""
+    leading, decision = lead(DatabaseChain(path), job=job, by=16 * "a", alone=True, note=print, patient=False)
+    assert since in (None, decision)
+    return leading
 
 
 def put_in(path, decision):

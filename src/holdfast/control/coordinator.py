@@ -373,7 +373,7 @@ class Coordinator:
                 self._advisers = tuple(other for other in self._advisers if other is not adviser)
                 self._take([Unadvised()])
                 continue
-            if self.decider.membership.generation == before.generation:
+            if self.decider.membership.generation == before.generation and not self.decider.waits:
                 self._take(news)
 
 

@@ -156,6 +156,9 @@ def test_a_full_disk_is_told_from_damage_and_takes_decisions_again_later(make_di
         if (stored := leading.put(decision(number))) != Stored():
             break
     assert stored.away == f"{path}: database or disk is full"
+    leading.chain.close()
+    leading = leading_in(path, since=decision(number - 1))
+    assert leading.put(decision(number)).away, "a coordinator that dies now is followed by one that leads, and waits"
     filler.unlink()
     assert leading.put(decision(500)) == Stored()
     assert newest_in(path) == decision(500)

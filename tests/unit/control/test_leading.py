@@ -173,11 +173,32 @@ def test_signs_go_on_once_the_store_is_back(open_it, time):
     assert 20.0 <= deposed[0] <= 21.0
 
 
+def away(number, body):
+    raise StoreAway("no room")
+
+
 def test_who_is_not_patient_hears_that_it_is_away(open_it):
     chain = open_it()
     chain.shut = True
     with pytest.raises(StoreAway):
         leads(chain, ONE, alone=True, patient=False)
+    chain.shut, chain.put = False, away
+    with pytest.raises(StoreAway, match="no room"):
+        leads(chain, ONE, alone=True, patient=False)
+
+
+def test_who_is_alone_leads_by_what_can_be_read_though_not_written_now(open_it):
+    """A coordinator that dies while the disk is full: steps go on, the next decision waits."""
+    old, _ = leads(open_it(), ONE)
+    old.put(decision(1))
+    chain = open_it()
+    chain.put = away
+    new, stored = leads(chain, TWO, alone=True, patient=False)
+    assert stored == decision(1)
+    assert new.put(decision(2)) == Stored(away="no room")
+    del chain.put
+    assert new.put(decision(2)) == Stored()
+    assert isinstance(old.put(decision(2)).error, CoordinatorUnavailable)
 
 
 def test_what_cannot_be_stored_now_may_be_stored_again_by_the_same_bytes(open_it):
@@ -189,11 +210,15 @@ def test_what_cannot_be_stored_now_may_be_stored_again_by_the_same_bytes(open_it
     assert leading.number == 2
 
 
+def refuse(error, number, body):
+    raise error
+
+
 def test_what_is_refused_is_told(open_it):
     leading, _ = leads(open_it(), ONE)
-    leading.chain.put = lambda number, body: (_ for _ in ()).throw(StorageError("too large"))
-    stored = leading.put(decision(1))
-    assert (str(stored.error), stored.away) == ("too large", "")
+    for error in (StorageError("too large"), ZeroDivisionError("a bug")):
+        leading.chain.put = partial(refuse, error)
+        assert leading.put(decision(1)) == Stored(error=error), "else whoever asked would wait for ever"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Stored:
     """
 
     away: str = ""
-    error: HoldfastError | None = None
+    error: Exception | None = None
 
 
 class _Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class Leading:
             ours = self.chain.put(self.number + 1, Entry(by=self.by, decision=decision).encoded)
         except StoreAway as error:
             return Stored(away=str(error))
-        except HoldfastError as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits for the answer would wait for ever
             return Stored(error=error)
         if not ours:
             text = f"{self.chain}: another coordinator leads; the decision of this one was not stored"
@@ -91,10 +91,11 @@ def lead(
         by: see :class:`Leading`.
         alone: whether nobody else can lead: whoever did is dead. Else their signs of life are waited for first.
         note: told once when the store is waited for (True), and once when it answers again (False).
-        patient: whether to wait at all while the store is away.
+        patient: whether to wait at all while the store is away. If not, and nobody else can lead, one that can be read
+            but not written, as on a full disk, keeps nobody from leading: the first decision waits then.
 
     Raises:
-        StoreAway: it is, and we are not patient.
+        StoreAway: it cannot be read, or nothing is in it, and we are not patient.
         CorruptBlob: the newest entry is none, or of another job; we lead nothing.
         StorageError: the store refuses what is needed.
     """
@@ -106,7 +107,13 @@ def lead(
         found = None if empty else calls.answered(chain.newest)
         number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
         ours = Entry(by=by, decision=decision).encoded
-        if calls.answered(partial(chain.put, number + 1, ours)):
+        try:
+            first = calls.answered(partial(chain.put, number + 1, ours))
+        except StoreAway:
+            if found is None:
+                raise
+            return Leading(chain=chain, by=by, first=number, number=number), decision
+        if first:
             return Leading(chain=chain, by=by, first=number + 1, number=number + 1), decision
         alone = alone and chain.beat_s is None
 
