@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -57,18 +57,23 @@ class Leading:
         chain: to which it puts.
         by: 16 hexadecimal digits that it has drawn.
         first: the number of the entry by which it began to lead; :data:`UNREAD` where none could be read.
-        number: that of its newest entry.
+        number: that of the newest entry that it knows to be there.
+        owed: the entry by which it began to lead, while that is not known to be there.
     """
 
     chain: Chain
     by: str
     first: int
     number: int
+    owed: bytes = b""
 
     def put(self, decision: StoredDecision) -> Stored:
         """Puts a decision, once; may be called in any thread, by one at a time, and again with the same decision."""
         try:
-            ours = self.chain.put(self.number + 1, Entry(by=self.by, decision=decision).encoded)
+            ours = not self.owed or self.chain.put(self.number + 1, self.owed)
+            if ours and self.owed:
+                self.number, self.owed = self.number + 1, b""
+            ours = ours and self.chain.put(self.number + 1, Entry(by=self.by, decision=decision).encoded)
         except StoreAway as error:
             return Stored(away=str(error))
         except Exception as error:  # noqa: BLE001 - whoever waits for the answer would wait for ever
@@ -107,14 +112,14 @@ def lead(
         found = None if empty else calls.answered(chain.newest)
         number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
         ours = Entry(by=by, decision=decision).encoded
+        leading = Leading(chain=chain, by=by, first=number + 1, number=number, owed=ours)
         try:
-            first = calls.answered(partial(chain.put, number + 1, ours))
+            if calls.answered(partial(chain.put, leading.first, ours)):
+                return replace(leading, number=leading.first, owed=b""), decision
         except StoreAway:
             if found is None:
                 raise
-            return Leading(chain=chain, by=by, first=number, number=number), decision
-        if first:
-            return Leading(chain=chain, by=by, first=number + 1, number=number + 1), decision
+            return leading, decision
         alone = alone and chain.beat_s is None
 
 
