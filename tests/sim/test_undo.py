@@ -50,7 +50,9 @@ class Undoing:
             stages[worker] = build_stage(self.job, plan, worker, self.boundaries).stage
             return stages[worker]
 
-        usual = {"steps": STEPS, "step_log": False}  # a step that is gone on with needs hardly ever be inverted
+        # A step that is gone on with needs hardly ever be inverted, and what these deaths are to hit is so short that
+        # decisions are stored at once.
+        usual = {"steps": STEPS, "step_log": False, "delays": Delays(put=(0.0, 0.0))}
         result = VirtualCluster(Scenario(plan=self.plan, stage=stage, ties=self.ties, **{**usual, **options})).run()
         return result, {worker: stages[worker] for worker in stages if worker not in result.lost}
 
