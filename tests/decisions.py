@@ -6,14 +6,26 @@ from contextlib import closing
 from tests.waiting import LIMIT_S
 
 from holdfast.control.chain.database import DatabaseChain
+from holdfast.control.chain.entry import Entry
 from holdfast.control.chain.leading import Stored, lead
 
-__all__ = ["leading_in", "put_in", "taken"]
+__all__ = ["as_read", "leading_in", "newest_in", "put_in", "taken"]
+
+
+def as_read(decision):
+    """A decision as a coordinator that takes over reads it."""
+    return Entry.decoded(Entry(by=16 * "a", decision=decision).encoded).decision
+
+
+def newest_in(path):
+    """The decision in force by a database; None if nothing was decided."""
+    with closing(DatabaseChain(path)) as chain:
+        return [None, *(entry.decision for entry in chain.entries())][-1]
 
 
 def leading_in(path, job="", since=None):
     """Who leads from now on by this database, after the decision ``since`` if that is given; close its chain."""
-    leading, decision = lead(DatabaseChain(path), job=job, by=16 * "a", alone=True, note=print, patient=False)
+    leading, decision = lead(DatabaseChain(path), job=job, by=16 * "a", alone=True, note=print)
     assert since in (None, decision)
     return leading
 

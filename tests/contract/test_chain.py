@@ -9,8 +9,10 @@ import pytest
 from tests.lossy import LossyProxy
 from tests.waiting import LIMIT_S, until
 
+from holdfast.control.chain.blobs import BlobChain
 from holdfast.control.chain.opening import open_chain
-from holdfast.errors import StoreAway
+from holdfast.errors import MissingBlob, StoreAway
+from holdfast.storage.blobs import LocalStore
 
 WRITERS, NUMBERS = 5, 12
 LOST = 0.3
@@ -196,3 +198,28 @@ def test_what_was_put_in_a_folder_survives_a_power_cut(tmp_path, power_cuts):
     assert not open_chain(f"file://{tmp_path}/chain").put(1, b"another")
     (path,) = (tmp_path / "chain").iterdir()
     assert power_cuts.spare(path)
+
+
+class _Stale(LocalStore):
+    """A folder as another machine sees it at first: what is new has a name there, and nothing behind it."""
+
+    fresh = False
+
+    def get(self, name, *sizes):
+        if self.fresh:
+            return super().get(name, *sizes)
+        self.fresh = True
+        raise MissingBlob(name)
+
+
+def test_an_entry_that_is_seen_and_cannot_be_read_yet_is_asked_for_again(tmp_path):
+    writes, reads = BlobChain(LocalStore(tmp_path)), BlobChain(_Stale(tmp_path))
+    assert writes.put(1, b"ours")
+    with pytest.raises(StoreAway):
+        reads.newest()
+    assert reads.newest() == (1, b"ours")
+    reads = BlobChain(_Stale(tmp_path))
+    with pytest.raises(StoreAway):
+        reads.put(1, b"theirs")
+    assert not reads.put(1, b"theirs")
+    assert reads.said() is None, "no sign is no error"

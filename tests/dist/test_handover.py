@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.decisions import put_in
+from tests.decisions import newest_in, put_in
 from tests.soak import some
 
-from holdfast.control.chain.database import newest_in, plans_in
+from holdfast.control.chain.database import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, HandingOver, Reattached, StepOps, Synced, read_events

@@ -15,13 +15,12 @@ import msgspec
 import pytest
 import yaml
 from tests.commands import holdfast
-from tests.decisions import put_in
+from tests.decisions import newest_in, put_in
 from tests.waiting import LIMIT_S, until
 
 from holdfast.cli.inspect import narrate, sum_up
 from holdfast.cli.main import main
 from holdfast.cli.train import describe
-from holdfast.control.chain.database import newest_in
 from holdfast.errors import DecisionsLost, InternalError
 from holdfast.optim.digest import digest_run
 from holdfast.telemetry.events import (

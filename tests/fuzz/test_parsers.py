@@ -24,14 +24,13 @@ import msgspec
 import pytest
 import torch
 import yaml
-from tests.decisions import put_in
+from tests.decisions import newest_in, put_in
 from tests.processes import process_of
 
 from holdfast.cli.commands import make_parser, run_command
 from holdfast.cli.plan import _read
 from holdfast.config.load import dump_job, load_job, parse_job
 from holdfast.config.profiles import load_profile, save_profile
-from holdfast.control.chain.database import newest_in
 from holdfast.control.chain.entry import Entry
 from holdfast.control.membership import GridState, Running, StoredDecision
 from holdfast.control.messages import (

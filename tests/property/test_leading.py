@@ -23,7 +23,7 @@ class Lossy:
 
     def __init__(self, chain):
         self._chain, self.fate = chain, "told"
-        self.beat_s, self.newest = chain.beat_s, chain.newest
+        self.beat_s, self.newest = None, chain.newest  # it is not waited for
 
     def put(self, number, body):
         fate, self.fate = self.fate, "told"
@@ -48,7 +48,7 @@ class Coordinator:
         self.leading, self.decided = None, None
         by = f"{self._names}{self._lives:015x}"
         try:
-            self.leading, _ = lead(self.chain, job="", by=by, alone=True, note=print, patient=False)
+            self.leading, _ = lead(self.chain, job="", by=by, alone=True, note=print)
         except StoreAway:
             return
 

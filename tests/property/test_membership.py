@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.decisions import as_read
 from tests.processes import named, process_of
 
 from holdfast.control.membership import (
@@ -21,7 +22,6 @@ from holdfast.control.membership import (
     restore,
     to_store,
 )
-from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import (
     Attached,
     CaughtUp,
@@ -173,7 +173,7 @@ class Cluster(RuleBasedStateMachine):
         if stored is not None:
             assert stored.revision == before.revision + 1
             restored = restore(self.blank, stored, reattach_until=0.0)
-            for state in (restored, restore(self.blank, StoredDecision.decoded(stored.encoded), reattach_until=0.0)):
+            for state in (restored, restore(self.blank, as_read(stored), reattach_until=0.0)):
                 assert [getattr(state, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
 
     def check_places(self, after):

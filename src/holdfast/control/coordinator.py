@@ -413,7 +413,7 @@ async def serve(
     ready: Callable[[int], None],
     credentials: grpc.ServerCredentials | None = None,
     also: str | None = None,
-    waits_for: Callable[[], str] = str,
+    waits_for: Callable[[], str] = lambda: "",
 ) -> bool:
     """Serves until the job has ended; returns False if another one leads now.
 

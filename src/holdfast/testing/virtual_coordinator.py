@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from holdfast.control.chain.entry import Entry
 from holdfast.control.chain.leading import Stored
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening
@@ -64,7 +65,7 @@ class VirtualStore:
 
     def latest(self) -> StoredDecision | None:
         """Returns the newest decision, as it would be read; None if there is none."""
-        return None if self._newest is None else StoredDecision.decoded(self._newest.encoded)
+        return Entry.decoded(Entry(by="", decision=self._newest).encoded).decision
 
 
 class Telling(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tests.decisions import as_read
 from tests.processes import process_of
 
 from holdfast.control.membership import GridState, Membership, Record, Tell, decide, restore, to_store
-from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import Hello, Joined, Status
 from holdfast.recovery.rules import JobRules
 
@@ -66,7 +66,7 @@ class DecidedJob:
 
     def restarted(self):
         """Another coordinator finds what was stored."""
-        stored = StoredDecision.decoded(self.stored.encoded) if self.stored else None
+        stored = as_read(self.stored) if self.stored else None
         self.state = restore(self.blank, stored, reattach_until=60.0) if stored else self.blank
         return self
 

@@ -15,12 +15,11 @@ import time
 import grpc
 import msgspec
 import pytest
-from tests.decisions import leading_in, taken
+from tests.decisions import leading_in, newest_in, taken
 from tests.processes import process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
-from holdfast.control.chain.database import newest_in
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, RETRY_S, SERVICE, Coordinator, serve
 from holdfast.control.membership import Closed, GridState, Membership, Running, StoredDecision, Tick

@@ -177,23 +177,23 @@ def away(number, body):
     raise StoreAway("no room")
 
 
-def test_who_is_not_patient_hears_that_it_is_away(open_it):
+def test_one_of_this_machine_is_not_waited_for(open_it):
     chain = open_it()
-    chain.shut = True
+    chain.beat_s, chain.shut = None, True
     with pytest.raises(StoreAway):
-        leads(chain, ONE, alone=True, patient=False)
+        leads(chain, ONE)
     chain.shut, chain.put = False, away
     with pytest.raises(StoreAway, match="no room"):
-        leads(chain, ONE, alone=True, patient=False)
+        leads(chain, ONE)
 
 
-def test_who_is_alone_leads_by_what_can_be_read_though_not_written_now(open_it):
+def test_one_of_this_machine_that_can_be_read_keeps_nobody_from_leading(open_it):
     """A coordinator that dies while the disk is full: steps go on, the next decision waits."""
     old, _ = leads(open_it(), ONE)
     old.put(decision(1))
     chain = open_it()
-    chain.put = away
-    new, stored = leads(chain, TWO, alone=True, patient=False)
+    chain.beat_s, chain.put = None, away
+    new, stored = leads(chain, TWO)
     assert stored == decision(1)
     assert new.put(decision(2)) == Stored(away="no room")
     del chain.put

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Iterator
 
+from holdfast.control.chain.entry import packed, unpacked
 from holdfast.control.chain.port import Numbered
 from holdfast.errors import CorruptBlob, MissingBlob, StorageError, StoreAway
 from holdfast.storage.blobs import BlobStore, ObjectStore
@@ -33,7 +33,7 @@ class BlobChain:
 
     def put(self, number: int, body: bytes) -> bool:
         """See Chain.put."""
-        name, data = _name(number), zlib.compress(body)
+        name, data = _name(number), packed(body)
         with _away():
             return self._store.put_new(name, data) or self._store.get(name) == data
 
@@ -47,12 +47,7 @@ class BlobChain:
                 middle = (last + beyond) // 2
                 last, beyond = (middle, beyond) if self._store.exists(_name(middle)) else (last, middle)
             data = self._store.get(_name(last)) if last else b""
-        if not last:
-            return None
-        try:
-            return Numbered(last, zlib.decompress(data))
-        except zlib.error as error:
-            raise CorruptBlob(f"{self}/{_name(last)}", "a decision", str(error)) from None
+        return Numbered(last, unpacked(data, f"{self}/{_name(last)}")) if last else None
 
     def say(self, sign: bytes) -> None:
         """See Chain.say."""
@@ -61,9 +56,11 @@ class BlobChain:
 
     def said(self) -> bytes | None:
         """See Chain.said."""
-        with _away(), contextlib.suppress(MissingBlob):
-            return self._store.get(_SIGN)
-        return None
+        with _away():
+            try:
+                return self._store.get(_SIGN)
+            except MissingBlob:
+                return None
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -75,10 +72,13 @@ def _name(number: int) -> str:
 
 @contextlib.contextmanager
 def _away() -> Iterator[None]:
-    """Whatever a blob store fails at may be well again: a folder is mounted, a disk has room, a right is given."""
+    """Whatever a blob store fails at may be well again: a folder is mounted, a disk has room, a right is given.
+
+    So may what is missing though it was seen: not all machines see what is new in a shared folder at the same time.
+    """
     try:
         yield
-    except (CorruptBlob, MissingBlob):
+    except CorruptBlob:
         raise
     except StorageError as error:
         raise StoreAway(str(error)) from None

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from holdfast.control.chain.entry import Entry, reading
 from holdfast.control.chain.port import Numbered
-from holdfast.control.membership.storing import StoredDecision
 from holdfast.core.plan import Plan
 from holdfast.errors import CorruptBlob, StoreAway
 
-__all__ = ["DatabaseChain", "newest_in", "plans_in"]
+__all__ = ["DatabaseChain", "plans_in"]
 
 _IS = "a database of decisions"
-_Found = TypeVar("_Found")
 
 
 class DatabaseChain:
@@ -104,26 +101,6 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def _in(path: str | Path, find: Callable[[DatabaseChain], _Found]) -> _Found:
-    with contextlib.closing(DatabaseChain(path)) as chain:
-        return find(chain)
-
-
-def newest_in(path: str | Path) -> StoredDecision | None:
-    """Returns the decision in force of a run that keeps them in a database; None if nothing was decided.
-
-    Raises:
-        StorageError: it cannot be read, or is none.
-    """
-
-    def find(chain: DatabaseChain) -> StoredDecision | None:
-        found = chain.newest()
-        with reading(lambda text: CorruptBlob(str(path), _IS, text)):
-            return None if found is None else Entry.decoded(found.body).decision
-
-    return _in(path, find)
-
-
 def plans_in(path: str | Path) -> dict[int, Plan]:
     """Returns the plan of every generation that had one, of a run that keeps its decisions in a database.
 
@@ -131,10 +108,7 @@ def plans_in(path: str | Path) -> dict[int, Plan]:
         StorageError: it cannot be read, or is none.
     """
     plans: dict[int, Plan] = {}
-
-    def find(chain: DatabaseChain) -> dict[int, Plan]:
+    with contextlib.closing(DatabaseChain(path)) as chain:
         for entry in chain.entries():
             plans.update({} if entry.decision is None else entry.decision.plans)
-        return plans
-
-    return _in(path, find)
+    return plans

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from holdfast.control.membership.storing import StoredDecision, decoded_in_full
+from holdfast.control.membership.storing import StoredDecision
 from holdfast.errors import CorruptBlob, HoldfastError
 from holdfast.parsing import parsing
 
-__all__ = ["Entry", "reading"]
+__all__ = ["Entry", "packed", "reading", "unpacked"]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,20 +38,40 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Raises:
             msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
         """
-        return decoded_in_full(data, cls)
+        found = msgspec.json.decode(data, type=cls)
+        if msgspec.json.decode(found.encoded) != msgspec.json.decode(data):  # numbers alone may be written otherwise
+            raise msgspec.ValidationError("it is no decision of this version")
+        return found
 
 
 @contextlib.contextmanager
-def reading(corrupt: Callable[[str], CorruptBlob], *also: type[Exception]) -> Iterator[None]:
-    """Within it, whatever goes wrong goes wrong because what is read is no decision; ``also``: see ``parsing``.
+def reading(corrupt: Callable[[str], CorruptBlob]) -> Iterator[None]:
+    """Within it, whatever goes wrong goes wrong because what is read is no decision.
 
     Raises:
         CorruptBlob: what ``corrupt`` made of it.
     """
     try:
-        with parsing(corrupt, *also):
+        with parsing(corrupt):
             yield
     except CorruptBlob:
         raise
     except HoldfastError as error:  # a value that no plan can have
         raise corrupt(str(error)) from None
+
+
+def packed(body: bytes) -> bytes:
+    """Returns an entry's body as it is kept where room is dear; the same body is always the same bytes."""
+    return zlib.compress(body)
+
+
+def unpacked(data: bytes, where: str) -> bytes:
+    """Returns the body that was packed.
+
+    Raises:
+        CorruptBlob: none was; ``where`` says which it would be.
+    """
+    try:
+        return zlib.decompress(data)
+    except zlib.error as error:
+        raise CorruptBlob(where, "a decision", str(error)) from None

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.control.chain.entry import packed, unpacked
 from holdfast.control.chain.port import Numbered
-from holdfast.errors import ConfigError, CorruptBlob, StorageError, StoreAway
+from holdfast.errors import ConfigError, StorageError, StoreAway
 
 __all__ = ["Etcd", "EtcdChain", "parse_etcd_url"]
 
@@ -131,7 +131,7 @@ class EtcdChain:
 
     def put(self, number: int, body: bytes) -> bool:
         """See Chain.put."""
-        key, value = _text(self._newest), _text(zlib.compress(body))
+        key, value = _text(self._newest), _text(packed(body))
         transaction = {
             "compare": [{"key": key, "target": "VERSION", "result": "EQUAL", "version": str(number - 1)}],
             "success": [{"request_put": {"key": key, "value": value}}],
@@ -148,11 +148,8 @@ class EtcdChain:
         found = self._etcd.call("kv/range", {"key": _text(self._newest)}).get("kvs", [])
         if not found:
             return None
-        try:
-            body = zlib.decompress(base64.b64decode(found[0].get("value", "")))
-        except zlib.error as error:
-            raise CorruptBlob(str(self), "a decision", str(error)) from None
-        return Numbered(int(found[0]["version"]), body)
+        data = base64.b64decode(found[0].get("value", ""))
+        return Numbered(int(found[0]["version"]), unpacked(data, str(self)))
 
     def say(self, sign: bytes) -> None:
         """See Chain.say."""

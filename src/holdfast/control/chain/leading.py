@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -58,35 +59,40 @@ class Leading:
         by: 16 hexadecimal digits that it has drawn.
         first: the number of the entry by which it began to lead; :data:`UNREAD` where none could be read.
         number: that of the newest entry that it knows to be there.
-        owed: the entry by which it began to lead, while that is not known to be there.
+        owed: entries that are not known to be there, in order: that by which it began to lead, and those of decisions.
     """
 
     chain: Chain
     by: str
     first: int
     number: int
-    owed: bytes = b""
+    owed: deque[bytes] = field(default_factory=deque)
+    _tried: StoredDecision | None = None
 
     def put(self, decision: StoredDecision) -> Stored:
         """Puts a decision, once; may be called in any thread, by one at a time, and again with the same decision."""
         try:
-            ours = not self.owed or self.chain.put(self.number + 1, self.owed)
-            if ours and self.owed:
-                self.number, self.owed = self.number + 1, b""
-            ours = ours and self.chain.put(self.number + 1, Entry(by=self.by, decision=decision).encoded)
+            if decision != self._tried:
+                self.owed.append(Entry(by=self.by, decision=decision).encoded)
+                self._tried = decision
+            while self.owed:
+                self._put(self.owed[0])
+                self.owed.popleft()
         except StoreAway as error:
             return Stored(away=str(error))
         except Exception as error:  # noqa: BLE001 - whoever waits for the answer would wait for ever
             return Stored(error=error)
-        if not ours:
-            text = f"{self.chain}: another coordinator leads; the decision of this one was not stored"
-            return Stored(error=CoordinatorUnavailable(text))
-        self.number += 1
         return Stored()
+
+    def _put(self, body: bytes) -> None:
+        if not self.chain.put(self.number + 1, body):
+            text = f"{self.chain}: another coordinator leads; the decision of this one was not stored"
+            raise CoordinatorUnavailable(text)
+        self.number += 1
 
 
 def lead(
-    chain: Chain, *, job: str, by: str, alone: bool, note: Callable[[str, bool], None], patient: bool = True
+    chain: Chain, *, job: str, by: str, alone: bool, note: Callable[[str, bool], None]
 ) -> tuple[Leading, StoredDecision | None]:
     """Returns, once we lead, how to go on with the chain, and the decision in force; None: nothing was decided so far.
 
@@ -94,33 +100,36 @@ def lead(
         chain: of the job.
         job: which it is.
         by: see :class:`Leading`.
-        alone: whether nobody else can lead: whoever did is dead. Else their signs of life are waited for first.
+        alone: whether whoever led is dead. Else their signs of life, where there are any, are waited for first.
         note: told once when the store is waited for (True), and once when it answers again (False).
-        patient: whether to wait at all while the store is away. If not, and nobody else can lead, one that can be read
-            but not written, as on a full disk, keeps nobody from leading: the first decision waits then.
+
+    A store that several machines share is waited for. One of this machine alone that can be read but not written, as on
+    a full disk, keeps nobody from leading: the first decision waits then.
 
     Raises:
-        StoreAway: it cannot be read, or nothing is in it, and we are not patient.
+        StoreAway: one of this machine cannot be read, or nothing is in it.
         CorruptBlob: the newest entry is none, or of another job; we lead nothing.
         StorageError: the store refuses what is needed.
     """
-    calls = _Calls(note=note, patient=patient)
+    shared = chain.beat_s is not None
+    calls = _Calls(note=note, patient=shared)
     while True:
-        empty = not alone and calls.answered(partial(_is_empty, chain))
-        if not (alone or empty):
+        waits = shared and not alone
+        empty = waits and calls.answered(partial(_is_empty, chain))
+        if waits and not empty:
             _wait_for_silence(chain, calls)
         found = None if empty else calls.answered(chain.newest)
         number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
         ours = Entry(by=by, decision=decision).encoded
-        leading = Leading(chain=chain, by=by, first=number + 1, number=number, owed=ours)
+        first = number + 1
         try:
-            if calls.answered(partial(chain.put, leading.first, ours)):
-                return replace(leading, number=leading.first, owed=b""), decision
+            if calls.answered(partial(chain.put, first, ours)):
+                return Leading(chain=chain, by=by, first=first, number=first), decision
         except StoreAway:
             if found is None:
                 raise
-            return leading, decision
-        alone = alone and chain.beat_s is None
+            return Leading(chain=chain, by=by, first=first, number=number, owed=deque([ours])), decision
+        alone = False  # somebody was before us
 
 
 def _is_empty(chain: Chain) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 import msgspec
 
@@ -20,9 +19,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 
-__all__ = ["StoredDecision", "counted", "decoded_in_full", "restore", "to_store"]
-
-_Form = TypeVar("_Form", bound=msgspec.Struct)
+__all__ = ["StoredDecision", "counted", "restore", "to_store"]
 
 
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,38 +49,11 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ended: Ended | None = None
 
     @property
-    def encoded(self) -> bytes:
-        """Returns the decision as JSON; the same decision is always the same bytes."""
-        return msgspec.json.encode(self, order="deterministic")
-
-    @classmethod
-    def decoded(cls, data: bytes) -> StoredDecision:
-        """Returns the decision that was encoded.
-
-        Raises:
-            msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
-        """
-        return decoded_in_full(data, cls)
-
-    @property
     def plans(self) -> dict[int, Plan]:
         """The plans that it tells, by their generation."""
         now, then = self.running.plan, self.running.upcoming
         known = {} if now is None else {self.generation: now}
         return known if then is None else known | {then.generation: then.plan}
-
-
-def decoded_in_full(data: bytes, form: type[_Form]) -> _Form:
-    """Returns the struct that was encoded as JSON.
-
-    Raises:
-        msgspec.MsgspecError: it is none; or it says more than that, of which we know nothing.
-    """
-    found = msgspec.json.decode(data, type=form)
-    again = msgspec.json.encode(found, order="deterministic")
-    if msgspec.json.decode(again) != msgspec.json.decode(data):  # numbers alone may be written otherwise
-        raise msgspec.ValidationError("it is no decision of this version")
-    return found
 
 
 def counted(before: Membership, after: Membership) -> Membership:

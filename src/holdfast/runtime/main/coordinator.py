@@ -163,21 +163,15 @@ def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
 
 def _recall(spec: CoordinatorSpec, waiting: _Waiting) -> tuple[Leading | None, StoredDecision | None, str]:
     """The chain to go on with and the decision in force; or why neither is to be used: it was damaged, or exchanged."""
-    by, alone = secrets.token_hex(8), is_database(spec.store)
+    by = secrets.token_hex(8)
     try:
         chain = open_chain(spec.store)
     except CorruptBlob as error:
         return None, None, str(error)
     leading, stored, unknown = Leading(chain=chain, by=by, first=UNREAD, number=UNREAD), None, ""
     try:
-        leading, stored = lead(
-            chain,
-            job=spec.rules.job,
-            by=by,
-            alone=alone or spec.job.control.coordinators == 1,
-            note=waiting.note,
-            patient=not alone,
-        )
+        alone = spec.job.control.coordinators == 1
+        leading, stored = lead(chain, job=spec.rules.job, by=by, alone=alone, note=waiting.note)
     except CorruptBlob as error:
         unknown = str(error)
     signs = partial(show_life, leading, lambda: os._exit(_SUPERSEDED))
