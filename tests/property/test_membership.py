@@ -168,12 +168,14 @@ class Cluster(RuleBasedStateMachine):
         """What a restart must know is stored whenever it changes, and comes back as it was."""
         stored = to_store(before, after)
         unchanged = all(getattr(before, name) == getattr(after, name) for name in DURABLE)
+        unchanged = unchanged and before.checkpoints.committing == after.checkpoints.committing
         unborn = after.generation == 0 and after.ended is None
         assert (stored is None) == (unchanged or unborn)
         if stored is not None:
             assert stored.revision == before.revision + 1
             restored = restore(self.blank, stored, reattach_until=0.0)
             for state in (restored, restore(self.blank, as_read(stored), reattach_until=0.0)):
+                assert state.checkpoints.committing == after.checkpoints.committing
                 assert [getattr(state, name) for name in DURABLE] == [getattr(after, name) for name in DURABLE]
 
     def check_places(self, after):

@@ -2,6 +2,9 @@
 
 A checkpoint is committed when every layer's shard was written under one generation. What two generations wrote of one
 step is never mixed: in ``fast`` numerics a step that is run again may end in other bits.
+
+That it is committed is decided, and stored, before its manifest is written. So whoever leads next writes it as well, as
+it may not be there; and who does not lead any more writes none that nobody knows of, and deletes nothing for its sake.
 """
 
 from __future__ import annotations
@@ -44,14 +47,19 @@ class CheckpointLedger:
     Attributes:
         written: per step and generation, the shards written so far.
         failed: the steps and generations that will not become a checkpoint, as some shard could not be written.
-        committing: steps whose manifest is being written.
+        committing: the shards of checkpoints whose manifest is being written, by their step; stored with decisions.
         newest: the newest step whose manifest is written; 0 if none is.
     """
 
     written: Mapping[tuple[int, int], Mapping[int, Shard]] = field(default_factory=dict)
     failed: frozenset[tuple[int, int]] = frozenset()
-    committing: frozenset[int] = frozenset()
+    committing: Mapping[int, tuple[Shard, ...]] = field(default_factory=dict)
     newest: int = 0
+
+    @property
+    def unsettled(self) -> tuple[WriteManifest, ...]:
+        """The manifests that are being written, in order."""
+        return tuple(WriteManifest(step=step, shards=shards) for step, shards in sorted(self.committing.items()))
 
 
 def note_shard(
@@ -76,7 +84,7 @@ def note_shard(
         return replace(ledger, written={**ledger.written, key: shards}), None
     ordered = tuple(shards[layer] for layer in sorted(shards))
     written = {k: kept for k, kept in ledger.written.items() if k != key}
-    ledger = replace(ledger, written=written, committing=ledger.committing | {message.step})
+    ledger = replace(ledger, written=written, committing={**ledger.committing, message.step: ordered})
     return ledger, WriteManifest(step=message.step, shards=ordered)
 
 
@@ -85,7 +93,7 @@ def settle(ledger: CheckpointLedger, settled: Settled) -> tuple[CheckpointLedger
 
     What is older than the newest checkpoint is forgotten: it is superseded.
     """
-    ledger = replace(ledger, committing=ledger.committing - {settled.step})
+    ledger = replace(ledger, committing={s: shards for s, shards in ledger.committing.items() if s != settled.step})
     if settled.error:
         return ledger, (CheckpointFailed(step=settled.step, worker="", detail=settled.error),)
     newest = max(ledger.newest, settled.step)

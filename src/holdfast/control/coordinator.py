@@ -222,6 +222,11 @@ class Coordinator:
         async with self._committing:
             self._take([await asyncio.to_thread(self._committer.commit, commit)])
 
+    async def begin(self) -> None:
+        """Writes the manifests that the coordinator before us was to write: to be called before anybody is heard."""
+        for commit in self.decider.membership.checkpoints.unsettled:
+            await self._commit(commit)
+
     def _tell(self, to: _Peer, command: Command) -> None:
         queue = self._queues.get(to)
         if queue is None:
@@ -332,8 +337,8 @@ class Coordinator:
             decider.pass_time()
             self._part_if_over()
             self._keep_planning()
-            if decider.resigned:
-                return False
+        if decider.resigned:
+            return False
         until = decider.awake() + AGENT_S  # it may still be on its way, and waits to hear how the job ended
         while not self._agent_here.is_set() and decider.awake() < until:
             await _set_within(self._agent_here, TICK_S)
@@ -430,7 +435,7 @@ async def serve(
     Raises:
         ConfigError: an address cannot be listened on.
     """
-    door = _Door(coordinator if isinstance(coordinator, Coordinator) else None, token, waits_for)
+    door = _Door(token, waits_for)
     server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(door.attach)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
@@ -446,7 +451,9 @@ async def serve(
     await server.start()
     ready(actual)
     if not isinstance(coordinator, Coordinator):
-        coordinator = door.coordinator = await asyncio.to_thread(coordinator)
+        coordinator = await asyncio.to_thread(coordinator)
+    await coordinator.begin()
+    door.coordinator = coordinator
     leads = await coordinator.run()
     await server.stop(DRAIN_S if leads else 0.0)
     return leads
@@ -463,8 +470,9 @@ def _listen_also(server: grpc.aio.Server, address: str | None) -> None:
 class _Door:
     """Sends callers away until there is a coordinator behind it."""
 
-    def __init__(self, coordinator: Coordinator | None, token: str, waits_for: Callable[[], str]) -> None:
-        self.coordinator = coordinator
+    coordinator: Coordinator | None = None
+
+    def __init__(self, token: str, waits_for: Callable[[], str]) -> None:
         self._token = token
         self._waits_for = waits_for
 

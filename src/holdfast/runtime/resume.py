@@ -15,8 +15,6 @@ from msgspec.structs import replace
 from holdfast.config.deciding import GLOBAL_BATCH, compare, compare_told, covers, deciding
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
-from holdfast.control.membership.progress import MAX_RESTORABLE
-from holdfast.control.messages import StateAt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.rundir import job_files
 from holdfast.runtime.specs import Found, ResumeFrom, changed_sources
@@ -33,7 +31,6 @@ __all__ = [
     "jobs_before",
     "parse_resume",
     "resume_auto",
-    "with_found",
 ]
 
 _AT_STEP = re.compile(r"(?P<place>.+)@(?P<step>[0-9]{1,18})", re.ASCII | re.DOTALL)
@@ -179,22 +176,6 @@ def _choose(resume: ResumeFrom) -> tuple[str, Sound] | None:
         reasons = "; ".join(f"step {each.step}: {each.reason}" for each in rejected)
         raise StorageError(f"no checkpoint is sound, delete them to begin anew: {reasons}")
     return None
-
-
-def with_found(known: Sequence[StateAt], checkpoints: Checkpoints) -> tuple[StateAt, ...]:
-    """Returns the states that can be loaded, the newest first: those known, and the checkpoints that the store holds.
-
-    A coordinator that wrote one may have died before it could remember it, and after it had deleted those that it does
-    remember.
-
-    Raises:
-        StorageError: the store cannot be read.
-    """
-    found = {step: StateAt(url=checkpoints.url, step=step) for step in checkpoints.steps()}
-    if not found:
-        return tuple(known)
-    older = {each.step: each for each in known if each.url is not None}  # the start is for before the first checkpoint
-    return tuple(sorted((older | found).values(), key=lambda each: -each.step)[:MAX_RESTORABLE])
 
 
 def compared(saved: Facts, wanted: Facts, job: Job) -> Comparison:

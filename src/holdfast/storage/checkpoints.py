@@ -154,15 +154,26 @@ class Checkpoints:
         """Makes a checkpoint of shards that are written. Call :meth:`tidy` afterwards.
 
         Raises:
-            StorageError: the manifest could not be written.
+            StorageError: the manifest could not be written, and is not known to be there.
 
-        After failure: the checkpoints before are as they were. Safe to repeat.
+        After failure: the checkpoints before are as they were. Safe to repeat, also by another process.
         """
         ordered = tuple(sorted(shards, key=lambda shard: shard.layer))
         manifest = Manifest(format=_FORMAT, step=step, facts=facts, shards=ordered)
         _check(manifest, step)
-        self._store.put(_manifest_name(step), msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        try:
+            self._store.put(_manifest_name(step), data)
+        except StorageError:
+            if not self._holds(_manifest_name(step), data):  # from an earlier try, or this one
+                raise
         return manifest
+
+    def _holds(self, name: str, data: bytes) -> bool:
+        try:
+            return self._store.get(name) == data
+        except StorageError:
+            return False
 
     def tidy(self, step: int) -> None:
         """Deletes what the checkpoint of ``step`` supersedes.

@@ -117,7 +117,9 @@ class VirtualCoordinator:
         )
 
     def run(self, *, again: bool) -> None:
-        """Begins to look at what is overdue."""
+        """Writes the manifests that the one before was to write, and begins to look at what is overdue."""
+        for commit in self.decider.membership.checkpoints.unsettled:
+            self._wrote(commit)
         if again:
             ready = CoordinatorReady(pid=0, generation=self.decider.membership.generation)
             self.decider.log.write(self._time.now, ready)
@@ -186,7 +188,10 @@ class VirtualCoordinator:
 
         def written() -> None:
             if self.alive:
-                self._store.checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
-                self.take(Settled(step=commit.step, url="virtual"))
+                self._wrote(commit)
 
         self._time.after(self._time.draw(self._scenario.delays.store), written, "store")
+
+    def _wrote(self, commit: WriteManifest) -> None:
+        self._store.checkpoints[commit.step] = tuple(shard.sha256 for shard in commit.shards)
+        self.take(Settled(step=commit.step, url="virtual"))

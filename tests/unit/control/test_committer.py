@@ -4,12 +4,12 @@ import asyncio
 import threading
 import time
 
-from tests.decisions import leading_in
+from tests.decisions import leading_in, newest_in
 from tests.waiting import LIMIT_S
 
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.coordinator import Committer, Coordinator
-from holdfast.control.membership import GridState, Membership
+from holdfast.control.membership import GridState, Membership, restore
 from holdfast.control.messages import ShardWritten
 from holdfast.core.placement import split_evenly
 from holdfast.errors import StorageError
@@ -33,6 +33,49 @@ def committer(folder, keep=1, **options):
 def written(folder, step):
     checkpoints = Checkpoints(LocalStore(folder, reserved_bytes=0))
     return [checkpoints.write_shard(step, layer, b"%d.%d" % (step, layer)) for layer in range(2)]
+
+
+class Slow(LocalStore):
+    """A store that begins to write, and is held up for as long as we like."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.held, self.begun = threading.Event(), []
+
+    def put(self, name, data):
+        self.begun.append(name)
+        assert self.held.wait(LIMIT_S)
+        super().put(name, data)
+
+
+def coordinates(folder, store, keep=1):
+    """A coordinator that leads, by the decisions in a folder, and writes manifests into a store."""
+    membership = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9, directory="out"), generation=1)
+    if (decided := newest_in(folder / "control.db")) is not None:
+        membership = restore(membership, decided, reattach_until=0.0)
+    return Coordinator(
+        membership=membership,
+        leading=leading_in(folder / "control.db"),
+        log=EventLog(folder / "events.jsonl"),
+        clock=time.monotonic,
+        awake=time.monotonic,
+        committer=Committer(checkpoints=Checkpoints(store, keep), facts=FACTS),
+    )
+
+
+def report(coordinator, folder, step):
+    for shard in written(folder, step):
+        coordinator.decider.take([ShardWritten(worker=W, generation=1, step=step, shard=shard)])
+
+
+async def until(condition):
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def manifests(folder):
+    return {path.parent.name: path.read_bytes() for path in folder.glob("*/manifest.json")}
 
 
 def test_a_manifest_is_written_and_what_is_superseded_deleted(tmp_path):
@@ -64,40 +107,67 @@ def test_what_cannot_be_deleted_does_not_undo_the_checkpoint(tmp_path):
 
 def test_the_coordinator_goes_on_while_a_manifest_is_being_written(tmp_path):
     """Its loop is free; a second manifest waits for the first."""
-    folder, held, begun = tmp_path / "checkpoints", threading.Event(), []
-
-    class Slow(LocalStore):
-        def put(self, name, data):
-            begun.append(name)
-            assert held.wait(LIMIT_S)
-            super().put(name, data)
-
-    coordinator = Coordinator(
-        membership=Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=9, directory="out")),
-        leading=leading_in(tmp_path / "control.db"),
-        log=EventLog(tmp_path / "events.jsonl"),
-        clock=time.monotonic,
-        awake=time.monotonic,
-        committer=Committer(checkpoints=Checkpoints(Slow(folder, reserved_bytes=0), 3), facts=FACTS),
-    )
-
-    async def until(condition):
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():
-                await asyncio.sleep(0.001)
+    folder, slow = tmp_path / "checkpoints", Slow(tmp_path / "checkpoints", reserved_bytes=0)
+    coordinator = coordinates(tmp_path, slow, keep=3)
 
     async def run():
         for step in (2, 4):
-            for shard in written(folder, step):
-                coordinator.decider.take([ShardWritten(worker=W, generation=1, step=step, shard=shard)])
-        await until(lambda: begun)
-        assert coordinator.decider.membership.checkpoints.committing == {2, 4}, "the loop is not held up"
-        held.set()
+            report(coordinator, folder, step)
+        await until(lambda: slow.begun)
+        await until(lambda: coordinator.decider.membership.checkpoints.committing.keys() == {2, 4})
+        slow.held.set()
         await until(lambda: not coordinator.decider.membership.checkpoints.committing)
 
     asyncio.run(run())
-    assert begun == ["step-00000002/manifest.json", "step-00000004/manifest.json"]
+    assert slow.begun == ["step-00000002/manifest.json", "step-00000004/manifest.json"]
     told = [event for _, event in read_events(tmp_path / "events.jsonl")]
     assert [type(event) for event in told] == [Checkpointed, Checkpointed]
     assert [event.step for event in told] == [2, 4]
     assert not [event for event in told if isinstance(event, CheckpointFailed | Notice)]
+
+
+def test_whoever_leads_next_writes_what_was_to_be_written_before_it_hears_anybody(tmp_path):
+    """The one before was stopped in the middle of it, and goes on much later."""
+    folder, slow = tmp_path / "checkpoints", Slow(tmp_path / "checkpoints", reserved_bytes=0)
+    old = coordinates(tmp_path, slow)
+    committer(folder).commit(WriteManifest(step=2, shards=tuple(written(folder, 2))))
+
+    async def run():
+        report(old, folder, 4)
+        await until(lambda: slow.begun)
+        new = coordinates(tmp_path, LocalStore(folder, reserved_bytes=0))
+        assert manifests(folder).keys() == {"step-00000002"}
+        await new.begin()
+        await until(lambda: not new.decider.waits)
+        assert [each.step for each in new.decider.membership.restoring.restorable] == [4]
+        made = manifests(folder)
+        assert made.keys() == {"step-00000004"}, "that of step 2 is superseded"
+        slow.held.set()
+        await until(lambda: old.decider.resigned)
+        assert manifests(folder) == made
+
+    asyncio.run(run())
+    assert [type(event) for _, event in read_events(tmp_path / "events.jsonl")] == [Checkpointed, Notice]
+
+
+def test_who_does_not_lead_any_more_makes_no_checkpoint_and_deletes_none(tmp_path):
+    folder = tmp_path / "checkpoints"
+    old = coordinates(tmp_path, LocalStore(folder, reserved_bytes=0))
+    committer(folder).commit(WriteManifest(step=2, shards=tuple(written(folder, 2))))
+    before = manifests(folder)
+    leading_in(tmp_path / "control.db").chain.close()
+
+    async def run():
+        report(old, folder, 4)
+        await until(lambda: old.decider.resigned)
+        assert await old.run() is False
+
+    asyncio.run(run())
+    assert manifests(folder) == before
+
+
+def test_a_manifest_that_is_there_already_needs_no_room(tmp_path):
+    commit = WriteManifest(step=2, shards=tuple(written(tmp_path, 2)))
+    committer(tmp_path).commit(commit)
+    full = Committer(checkpoints=Checkpoints(LocalStore(tmp_path, reserved_bytes=1 << 60)), facts=FACTS)
+    assert full.commit(commit) == Settled(step=2, url=str(tmp_path))

@@ -7,12 +7,7 @@ import pytest
 
 from holdfast.config.deciding import deciding
 from holdfast.config.load import dump_job, parse_job
-from holdfast.control.membership import GridState, Restoring, Running, StoredDecision
-from holdfast.control.membership.progress import MAX_RESTORABLE
-from holdfast.control.messages import StateAt
-from holdfast.core.placement import split_evenly
-from holdfast.errors import ConfigError, StorageError
-from holdfast.runtime.main.coordinator import _membership
+from holdfast.errors import ConfigError
 from holdfast.runtime.main.worker import _ASK_AGAIN_S, _restore
 from holdfast.runtime.resume import (
     check_accepted,
@@ -25,13 +20,9 @@ from holdfast.runtime.resume import (
     resume_auto,
 )
 from holdfast.runtime.rundir import RunDirLock
-from holdfast.runtime.specs import CoordinatorSpec, Found, ResumeFrom
-from holdfast.schedule.builders import regular_plan
-from holdfast.settings.planning import JobPlans
-from holdfast.settings.rules import rules_of
+from holdfast.runtime.specs import Found, ResumeFrom
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts, Rejected
-from holdfast.telemetry.events import EventLog, read_events
 
 JOB = {
     "model": {"kind": "gpt", "layers": 1, "width": 8, "heads": 2},
@@ -501,77 +492,3 @@ def test_if_that_is_in_vain_it_is_said_how_to_go_on(tmp_path, steps, is_auto, wa
 def find_auto_or(url, is_auto):
     resume = ResumeFrom(url=url, step=None, auto=True) if is_auto else ResumeFrom(url=url, step=6)
     return find(job(), resume, url + "-new", FACTS)
-
-
-# What a coordinator that is started again can fall back to.
-
-PLAN = regular_plan(1, split_evenly(2, 1), 2)
-START = StateAt(url=None, step=0)
-
-
-@pytest.fixture
-def restarted(tmp_path):
-    """What a coordinator knows whose decisions remember ``known``, and what it logs."""
-    log = EventLog(tmp_path / "events.jsonl")
-
-    def restart(*known, store=None, **sections):
-        store = store or LocalStore(tmp_path / "a")
-        told = job(**sections)
-        spec = CoordinatorSpec(
-            job=told,
-            rules=rules_of(told, JobPlans(job=told, plan=PLAN), ties=(), nodes=(), job_id="j", directory=""),
-            plan=PLAN,
-            token="t",
-            store="",
-            events="",
-            checkpoints=store.url,
-            facts=FACTS,
-            host="",
-            port=0,
-        )
-        stored = StoredDecision(
-            revision=1,
-            generation=1,
-            grid=GridState(baseline=PLAN),
-            running=Running(plan=PLAN),
-            restoring=Restoring(restorable=known),
-        )
-        return _membership(spec, stored, Checkpoints(store), log, 0.0).restoring.restorable
-
-    yield restart, lambda: [event.text for _, event in read_events(tmp_path / "events.jsonl")]
-    log.close()
-
-
-def test_a_checkpoint_written_just_before_the_death_is_known_to_the_next_coordinator(tmp_path, restarted):
-    make(tmp_path / "a", 8)  # the one of step 4 was deleted once this one was there
-    url = LocalStore(tmp_path / "a").url
-    old, new = StateAt(url=url, step=4), StateAt(url=url, step=8)
-    restart, _ = restarted
-    assert restart(old) == (new, old)
-    assert restart(new) == (new,)
-    assert restart(START) == (new,), "the first checkpoint takes the place of the start"
-
-
-def test_where_the_run_went_on_from_stays_known_and_so_does_the_start(tmp_path, restarted):
-    make(tmp_path / "a", 8)
-    elsewhere, restart = StateAt(url="s3://other", step=6), restarted[0]
-    assert restart(elsewhere) == (StateAt(url=LocalStore(tmp_path / "a").url, step=8), elsewhere)
-    assert restart(START, store=LocalStore(tmp_path / "empty")) == (START,)
-    assert restart(checkpoint={"every": 0}) == (), "what is there is not of this run"
-
-
-def test_no_more_are_kept_in_mind_than_otherwise(tmp_path, restarted):
-    make(tmp_path / "a", *range(1, 13))
-    assert [each.step for each in restarted[0]()] == list(range(12, 12 - MAX_RESTORABLE, -1))
-
-
-def test_a_coordinator_begins_without_the_store(tmp_path, restarted):
-    class Away(LocalStore):
-        def list(self):
-            raise StorageError("nobody answers")
-
-    restart, notices = restarted
-    known = StateAt(url="s3://other", step=6)
-    assert restart(known, store=Away(tmp_path / "a")) == (known,)
-    (text,) = notices()
-    assert text == "the checkpoints that it had written before it died could not be listed: nobody answers"

@@ -18,6 +18,7 @@ from holdfast.control.messages import Ended
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
+from holdfast.storage.checkpoints import Shard
 
 __all__ = ["StoredDecision", "counted", "restore", "to_store"]
 
@@ -26,8 +27,8 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """All that a coordinator which is started again must know, as it was after one decision.
 
     The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions;
-    ``processes`` are those of the roster, which has none here; ``checkpoint_every`` and ``checkpoint_wanted`` are of
-    the cadence, 0 without one.
+    ``processes`` are those of the roster, which has none here; ``committing`` are of the checkpoints;
+    ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0 without one.
     """
 
     revision: int
@@ -44,6 +45,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     lost_layers: tuple[int, ...] = ()
     lost_work: tuple[LostWork, ...] = ()
     last_step: int = -1
+    committing: tuple[tuple[int, tuple[Shard, ...]], ...] = ()
     checkpoint_every: int = 0
     checkpoint_wanted: int = 0
     ended: Ended | None = None
@@ -78,6 +80,7 @@ def _durable(state: Membership) -> tuple[object, ...]:
         state.restoring,
         state.exceptions,
         state.audits.durable,
+        state.checkpoints.committing,
         _intervals(state),
         state.ended,
     )
@@ -111,6 +114,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
         lost_layers=after.forming.lost_layers,
         lost_work=after.forming.lost_work,
         last_step=after.last_step,
+        committing=tuple(sorted(after.checkpoints.committing.items())),
         checkpoint_every=every,
         checkpoint_wanted=wanted,
         ended=after.ended,
@@ -145,6 +149,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         exceptions=stored.exceptions,
         audits=stored.audits,
         last_step=stored.last_step,
+        checkpoints=replace(state.checkpoints, committing=dict(stored.committing)),
         cadence=_restored_cadence(state.cadence, stored),
         ended=stored.ended,
     )

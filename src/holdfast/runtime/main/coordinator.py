@@ -48,7 +48,6 @@ from holdfast.errors import (
     StoreAway,
 )
 from holdfast.planning.library import PlanLibrary
-from holdfast.runtime.resume import with_found
 from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.storage.blobs import open_store
 from holdfast.storage.checkpoints import Checkpoints
@@ -130,7 +129,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     awake = AwakeClock()
     reattach_until = awake() + spec.job.control.reattach_s
-    membership = _membership(spec, stored, checkpoints, log, reattach_until)
+    membership = _membership(spec, stored, reattach_until)
     if stored is None:  # this is the beginning, or what was decided is lost
         membership = replace(membership, contact=replace(membership.contact, told_gone=_told_gone(spec)))
     if unknown:
@@ -190,13 +189,7 @@ def _watch(control: Control) -> Watch:
     return Watch(limit_s=control.hang_s, load_s=control.load_s, compile_s=control.compile_s, beat_s=control.heartbeat_s)
 
 
-def _membership(
-    spec: CoordinatorSpec,
-    stored: StoredDecision | None,
-    checkpoints: Checkpoints,
-    log: EventLog,
-    reattach_until: float,
-) -> Membership:
+def _membership(spec: CoordinatorSpec, stored: StoredDecision | None, reattach_until: float) -> Membership:
     begins = Membership.before(
         spec.rules,
         spec.plan,
@@ -205,17 +198,7 @@ def _membership(
         restoring=Restoring(restorable=_restorable(spec)),
         watch=_watch(spec.job.control),
     )
-    if stored is None:
-        return begins
-    state = restore(begins, stored, reattach_until=reattach_until)
-    if not spec.rules.checkpoint_every:
-        return state
-    try:
-        restorable = with_found(state.restoring.restorable, checkpoints)
-        return replace(state, restoring=replace(state.restoring, restorable=restorable))
-    except StorageError as error:  # it may be back when one is needed
-        _note(log, f"the checkpoints that it had written before it died could not be listed: {error}")
-        return state
+    return begins if stored is None else restore(begins, stored, reattach_until=reattach_until)
 
 
 def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:
