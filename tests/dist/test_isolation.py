@@ -15,7 +15,7 @@ from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch import launcher
 from holdfast.runtime.launch.launcher import Launcher
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.telemetry.events import Detected, Notice, WorkerReady, read_events
+from holdfast.telemetry.events import Detected, Notice, Suspected, WorkerReady, read_events
 
 pytestmark = [
     pytest.mark.dist,
@@ -92,6 +92,30 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
     assert len(told()) == 1
     assert told()[0].startswith("ends itself: ")
     assert [event.worker for event in events if isinstance(event, Detected)] == [str(VICTIM)]
+
+
+def test_two_nodes_that_cannot_reach_each_other_go_on_without_one_of_them(runs, made, executed_as_ordered):
+    """All others reach both, and so does the coordinator: nobody is dead, hung or cut off."""
+    run_dir, done = runs.folder(), []
+
+    def part(progress):
+        if progress.step == 1 and not done:
+            made[0].part(NODE, NODE - 1)
+            done.append("parted")
+
+    outcome = Launcher(request=RunRequest(job=runs.job("gpt"), run_dir=run_dir, isolate=True), on_progress=part).run()
+    assert done == ["parted"]
+    assert outcome.outcome == "done"
+    executed_as_ordered(run_dir)
+    assert outcome.weights_sha256 == runs.healthy("gpt").weights_sha256
+    assert outcome.state_sha256 == runs.healthy("gpt").state_sha256
+    events = [event for _, event in read_events(run_dir / "events.jsonl")]
+    (lost,) = (event for event in events if isinstance(event, Detected))
+    ends = {"1.1": "its node node-5 and node-6", "1.2": "its node node-6 and node-5"}
+    assert lost.how == f"{ends[lost.worker]} cannot reach each other"
+    assert {"1.1", "1.2"} == {
+        end for event in events if isinstance(event, Suspected) for end in (event.worker, event.peer)
+    }
 
 
 SCHEDULED = [("forward", "1f1b"), ("reduce", "staggered"), ("update", "staggered"), ("commit", "1f1b")]

@@ -625,6 +625,8 @@ class Control(_Plain, frozen=True, kw_only=True):
         heartbeat_s: how often workers report where they are.
         hang_s: how long a worker may be silent, or stuck in one operation while another owner of its layers works; at
             least three times ``heartbeat_s``.
+        silent_s: how long the host of a worker may acknowledge nothing of what other workers send; its kernel does that
+            under any load. More is needed where round trips take more than a tenth of it.
         load_s: how long a worker may take to load the data of a micro-batch or of a script's item, if that is more than
             ``hang_s``.
         compile_s: how long ``torch.compile`` may take at a time, if that is more than ``hang_s``.
@@ -648,6 +650,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     start_s: PositiveFloat = 300.0
     heartbeat_s: PositiveFloat = 0.25
     hang_s: PositiveFloat = 2.0
+    silent_s: PositiveFloat = 1.0
     load_s: PositiveFloat = 300.0
     compile_s: PositiveFloat = 600.0
     fence_grace_s: NonNegative = 1.0

@@ -128,6 +128,10 @@ class Networks:
         """Takes a node's link up again; connections that stand go on."""
         self._ip(self._hub, [f"link set link{node} up"])
 
+    def part(self, node: int, other: int) -> None:
+        """Loses what a node sends to another one, so that the two cannot talk; all others reach both."""
+        self._ip(self._nodes[node], [f"route add blackhole {_SUBNET[_FIRST_NODE + other]}"])
+
     def close(self) -> None:
         """Lets go of the namespaces; the kernel removes each once no process is in it. May be repeated."""
         self._stack.close()

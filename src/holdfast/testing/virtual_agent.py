@@ -87,6 +87,7 @@ class VirtualAgent:
         self._group = WorkerGroup(
             children=self.processes,
             node=AGENT.node,
+            node_of=lambda worker: AGENT.node,
             spec_of=lambda worker, nonce, begins: (worker, nonce, ()),
             draw=map("{:016x}".format, itertools.count(1)).__next__,
             send=lambda message: world.links.say(AGENT, message),

@@ -19,7 +19,7 @@ from holdfast.control.membership import (
     plan_recovery,
     unplanned,
 )
-from holdfast.control.membership.watching import DETACHED_GRACE_S, MAX_REFORMATIONS, SUSPICION_GRACE_S
+from holdfast.control.membership.watching import AGAIN_S, DETACHED_GRACE_S, MAX_REFORMATIONS, SUSPICION_GRACE_S
 from holdfast.control.messages import (
     Attached,
     Blob,
@@ -54,6 +54,7 @@ from holdfast.control.messages import (
     WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
 from holdfast.core.slots import exchanged
 from holdfast.errors import ConfigError, InternalError
@@ -493,6 +494,57 @@ def test_suspicions_that_do_not_end_end_the_job(running):
     running.give(suspect(running), now=5.0).give(Tick(), now=6.0)
     assert running.ended.outcome == "error"
     assert running.ended.detail.endswith("every worker lives: 0.0: reset")
+
+
+def apart(job, *pairs, begins=5.0):
+    """Some workers cannot reach others, and no loss explains it."""
+    job.give(*(suspect(job, worker, peer) for worker, peer in pairs), now=begins)
+    return job.give(Tick(), now=begins + SUSPICION_GRACE_S)
+
+
+@pytest.fixture
+def on_nodes():
+    """A job that runs, each pipeline of it on a node of its own."""
+    nodes = [NodeId(f"node-{number}", f"{number:016x}") for number in range(2)]
+    places = {worker: replace(process_of(worker, 1), node=nodes[worker.pipeline]) for worker in PLAN.workers}
+    return Job().give(*(Hello(worker=worker, process=process) for worker, process in places.items())).status(0)
+
+
+def test_nodes_that_cannot_reach_each_other_on_new_links_either_go_on_without_one_of_them(on_nodes):
+    """At once, as one loss; the first time it may have been the links alone."""
+    assert apart(on_nodes, (W00, W10), (W11, W01)).commands(Install).keys() == set(PLAN.workers)
+    on_nodes.status(0).give(StepDone(worker=W01, generation=2, step=0, loss=None, omitted=False))
+    apart(on_nodes, (W10, W00))
+    assert on_nodes.state.roster.lost == {W10, W11}, "that a step went through says nothing: it was begun before"
+    assert [each.how for each in on_nodes.recorded if isinstance(each, Detected)] == [
+        "its node node-1 and node-0 cannot reach each other"
+    ] * 2
+    assert on_nodes.commands(Install).keys() == {W00, W01}
+    assert on_nodes.state.doubts.reformations == 0
+    assert on_nodes.status(0).commands(Resume).keys() == {W00, W01}
+
+
+def test_nodes_whose_links_could_be_made_anew_are_kept(on_nodes):
+    for begins in (5.0, 5.0 + 2 * AGAIN_S, 5.0 + 4 * AGAIN_S):
+        apart(on_nodes, (W00, W10), begins=begins).status(0)
+        on_nodes.give(StepDone(worker=W01, generation=on_nodes.state.generation, step=0, loss=None, omitted=False))
+    assert on_nodes.state.roster.lost == frozenset()
+
+
+def test_suspicions_of_an_earlier_generation_say_nothing_of_this_one(on_nodes):
+    apart(on_nodes, (W00, W10)).status(0)
+    apart(on_nodes, (W00, W01))
+    assert on_nodes.state.roster.lost == frozenset()
+    assert on_nodes.state.generation == 3, "workers of one node have no network between them: all begin anew"
+
+
+def test_no_layer_is_given_up_because_nodes_cannot_reach_each_other():
+    nodes = [NodeId(f"node-{number}", f"{number:016x}") for number in range(2)]
+    processes = {worker: replace(process_of(worker, 1), node=nodes[worker.stage]) for worker in PLAN.workers}
+    job = Job().give(*(Hello(worker=worker, process=process) for worker, process in processes.items())).status(0)
+    for _ in range(MAX_REFORMATIONS):
+        assert apart(job, (W00, W01)).status(0).commands(Resume).keys() == set(PLAN.workers)
+    assert apart(job, (W00, W01)).ended.outcome == "error"
 
 
 def test_progress_forgives_earlier_suspicions(running):

@@ -14,6 +14,7 @@ from tests.processes import NODE
 from holdfast.control.messages import Strike
 from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
 from holdfast.recovery.rules import JobRules
 from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
@@ -236,7 +237,9 @@ def test_each_worker_starts_in_the_network_of_its_node_and_listens_there():
     started = []
     networks = SimpleNamespace(node=lambda number: Namespace(path=f"node {number}", host=f"10.0.0.{number}"))
     inner = SimpleNamespace(start=lambda main, spec, name: started.append((main, spec.host, name)))
-    workers = IsolatedWorkers(inner=inner, networks=networks, nodes=((A, B), (C, D)))
+    other = NodeId("there", NODE.nonce)
+    workers = IsolatedWorkers(inner=inner, networks=networks, nodes=((A, B), (C, D)), ids=(NODE, other))
+    assert (workers.node_of(A), workers.node_of(C)) == (NODE, other)
     spec = WorkerSpec(
         worker=C,
         node=NODE,

@@ -85,6 +85,7 @@ def group(tmp_path):
         group = WorkerGroup(
             children=Children(process=starter),
             node=NODE,
+            node_of=lambda worker: NODE,
             spec_of=lambda worker, nonce, begins: Spec(worker) if begins else Spec(worker, resume=None),
             send=sent.append,
             log=log,

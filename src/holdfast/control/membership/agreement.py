@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from holdfast.control.messages import StateAt
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.remainder import Remainder
 from holdfast.recovery.actions import Action, AverageOverSurvivors, RecoveryPlan
 
@@ -151,20 +152,23 @@ class Doubts:
 
     Attributes:
         suspected_at: when the first unexplained suspicion of this generation came; None if none.
-        suspicion: what it said.
+        suspicions: what they say, by who suspects whom; the first one first.
         reformations: generations begun in a row because of suspicions alone.
+        renewed: when links were made anew last because of each pair of nodes, in order, of which workers had suspected
+            each other.
         raised_at: when the first exception came that was not judged; None if all are.
         slow: who was told to be slow, and still is.
         waited_for: who is stuck, was told to be waited for, and still is.
     """
 
     suspected_at: float | None = None
-    suspicion: str = ""
+    suspicions: Mapping[tuple[WorkerId, WorkerId | None], str] = field(default_factory=dict)
     reformations: int = 0
+    renewed: Mapping[tuple[NodeId, NodeId], float] = field(default_factory=dict)
     raised_at: float | None = None
     slow: frozenset[WorkerId] = frozenset()
     waited_for: frozenset[WorkerId] = frozenset()
 
     def dispelled(self) -> Doubts:
         """Returns them once a generation has begun since."""
-        return replace(self, suspected_at=None)
+        return replace(self, suspected_at=None, suspicions={})

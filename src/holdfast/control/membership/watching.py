@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from holdfast.control.detection import deadlocked, forget, needed, overdue, pass_time, slow
@@ -22,6 +23,8 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.messages import Remark, Suspect
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
+from holdfast.core.reach import cover
 from holdfast.telemetry.events import Notice, Suspected
 
 __all__ = ["on_closed", "on_suspect", "on_tick"]
@@ -32,6 +35,8 @@ SUSPICION_GRACE_S = 1.0
 OTHERS_S = 0.5
 """So long an exception waits for others of its kind, before it is judged."""
 MAX_REFORMATIONS = 3
+AGAIN_S = 60.0
+"""Nodes whose workers suspect each other again, so soon after links were made anew, cannot reach each other."""
 
 
 def on_closed(state: Membership, worker: WorkerId | None, now: float) -> Decision:
@@ -69,10 +74,9 @@ def on_suspect(state: Membership, suspect: Suspect, now: float) -> Decision:
             detail=suspect.detail,
         )
     )
-    if state.doubts.suspected_at is None:
-        suspicion = f"{suspect.worker}: {suspect.detail}"
-        state = replace(state, doubts=replace(state.doubts, suspected_at=now, suspicion=suspicion))
-    return state, (record,)
+    since = now if state.doubts.suspected_at is None else state.doubts.suspected_at
+    said = {**state.doubts.suspicions, (suspect.worker, suspect.peer): f"{suspect.worker}: {suspect.detail}"}
+    return replace(state, doubts=replace(state.doubts, suspected_at=since, suspicions=said)), (record,)
 
 
 def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
@@ -108,8 +112,8 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
     if not (suspected or stuck):
         return state, told
-    reason = state.doubts.suspicion if suspected else "all workers wait for one another"
-    return prefixed(told, _reform(state, reason))
+    reason = next(iter(state.doubts.suspicions.values())) if suspected else "all workers wait for one another"
+    return prefixed(told, _reform(state, reason, now))
 
 
 def _owners(state: Membership) -> tuple[tuple[WorkerId, ...], ...]:
@@ -141,12 +145,50 @@ def _judged(state: Membership) -> tuple[tuple[WorkerId, ...], tuple[WorkerId, ..
     return members, tuple(sorted(state.roster.spares - state.contact.detached.keys()))
 
 
-def _reform(state: Membership, reason: str) -> Decision:
-    """All connect anew, unless that has been tried in vain."""
+def _reform(state: Membership, reason: str, now: float) -> Decision:
+    """All begin anew, broken links included, unless that has been tried in vain.
+
+    Where it has been because of nodes that cannot reach each other, all go on without some of these.
+    """
+    where = {worker: process.node for worker, process in state.roster.processes.items() if worker in _there(state)}
+    pairs = _suspected(state, where)
+    again = {pair for pair in pairs if now - state.doubts.renewed.get(pair, -math.inf) < AGAIN_S}
+    if apart := _apart(state, where, again):
+        return on_lost(state, apart)
     if state.doubts.reformations >= MAX_REFORMATIONS:
         detail = f"communication keeps failing though every worker lives: {reason}"
         return end_job(state, "error", detail, state.rules.directory)
-    reformations = state.doubts.reformations + 1
+    reformations, renewed = state.doubts.reformations + 1, {**state.doubts.renewed, **dict.fromkeys(pairs, now)}
     state = state.refusing(f"layers could not be handed over: {reason}")
     state, outputs = recover(replace(state, watch=forget(state.watch, state.alive)))
-    return replace(state, doubts=replace(state.doubts, reformations=reformations)), outputs
+    return replace(state, doubts=replace(state.doubts, reformations=reformations, renewed=renewed)), outputs
+
+
+def _there(state: Membership) -> frozenset[WorkerId]:
+    return state.present | state.roster.spares
+
+
+def _suspected(state: Membership, where: Mapping[WorkerId, NodeId]) -> set[tuple[NodeId, NodeId]]:
+    """The pairs of nodes, in order, whose workers suspect each other."""
+    pairs = {
+        (min(where[worker], where[peer]), max(where[worker], where[peer]))
+        for worker, peer in state.doubts.suspicions
+        if worker in where and peer is not None and peer in where
+    }
+    return {(one, other) for one, other in pairs if one != other}
+
+
+def _apart(
+    state: Membership, where: Mapping[WorkerId, NodeId], pairs: Collection[tuple[NodeId, NodeId]]
+) -> dict[WorkerId, str]:
+    """Who is to go, and why, so that all who are left reach each other; nobody where a layer would be lost by that."""
+    found = cover(pairs, where, state.grid.baseline.placement.without(state.absent))
+    others = {
+        node: ", ".join(sorted({str(end) for pair in pairs if node in pair for end in pair if end != node}))
+        for node in found
+    }
+    return {
+        worker: f"its node {node} and {others[node]} cannot reach each other"
+        for worker, node in sorted(where.items())
+        if node in found
+    }

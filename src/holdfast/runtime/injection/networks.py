@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.runtime.isolation import Namespace, Networks
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.entries import EntryPoint
@@ -45,21 +46,27 @@ class IsolatedWorkers:
         inner: starts them.
         networks: one for each node.
         nodes: which workers are on which.
+        ids: of the nodes, as if each were a machine.
     """
 
     inner: Processes
     networks: Networks
     nodes: tuple[tuple[WorkerId, ...], ...]
+    ids: tuple[NodeId, ...]
 
     def start(self, main: Callable[..., None], /, *arguments: object, name: str) -> Child:
         """See Processes.start."""
         (spec,) = arguments
         assert isinstance(spec, WorkerSpec), "only workers are started here"
         assert isinstance(main, EntryPoint), "what runs there is known by name"
-        namespace = self.networks.node(self._node_of(spec.worker))
+        namespace = self.networks.node(self._number_of(spec.worker))
         return self.inner.start(InNamespace.of(main, namespace), replace(spec, host=namespace.host), name=name)
 
-    def _node_of(self, worker: WorkerId) -> int:
+    def node_of(self, worker: WorkerId) -> NodeId:
+        """Returns the node of a worker."""
+        return self.ids[self._number_of(worker)]
+
+    def _number_of(self, worker: WorkerId) -> int:
         return {member: number for number, node in enumerate(self.nodes) for member in node}[worker]
 
     def attend(self, child: Child, on_end: Callable[[Child], None], /) -> None:

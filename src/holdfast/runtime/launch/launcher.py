@@ -238,12 +238,14 @@ class Launcher:
         spec = ports.coordinator
         control, checkpoint, resume = briefing.job.control, briefing.job.checkpoint, briefing.request.resume
         node = NodeId(name=socket.gethostname() or "localhost", nonce=new_nonce())
+        node_of = ports.node_of or (lambda worker: node)
 
         def make_group(send: Callable[[Message], None]) -> WorkerGroup:
             group = WorkerGroup(
                 children=ports.workers,
                 node=node,
-                spec_of=lambda worker, nonce, begins: briefing.worker(worker, node, nonce, begins=begins),
+                node_of=node_of,
+                spec_of=lambda worker, nonce, begins: briefing.worker(worker, node_of(worker), nonce, begins=begins),
                 entry=SCRIPT if briefing.job.loops else WORKER,
                 send=send,
                 log=log,

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.errors import InternalError
 from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
 from holdfast.runtime.injection.node import NodeFaults, struck, struck_coordinator
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.node.entries import COORDINATOR, EntryPoint
-from holdfast.runtime.node.worker_group import Processes, WorkerGroup
+from holdfast.runtime.node.worker_group import Processes, WorkerGroup, new_nonce
 from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.telemetry.events import EventLog
 
@@ -33,6 +35,7 @@ class Ports:
         workers: starts workers.
         around: puts something around the group of workers, before any is started.
         cut: takes a node's network link down.
+        node_of: the node of each worker, where that is not the agent's.
     """
 
     coordinator: CoordinatorSpec
@@ -40,6 +43,7 @@ class Ports:
     workers: Processes
     around: Callable[[WorkerGroup], None] = lambda group: None
     cut: Callable[[int], None] = _no_network
+    node_of: Callable[[WorkerId], NodeId] | None = None
 
 
 def ports_of(briefing: Briefing, workers: Processes, log: EventLog, networks: Networks | None) -> Ports:
@@ -62,12 +66,15 @@ def ports_of(briefing: Briefing, workers: Processes, log: EventLog, networks: Ne
 def _isolated(ports: Ports, briefing: Briefing, networks: Networks) -> Ports:
     """The coordinator is in the hub, and the agent reaches it through a door in the run directory."""
     door = networks.open_door(briefing.request.run_dir)
+    ids = tuple(NodeId(name=f"node-{number}", nonce=new_nonce()) for number in range(len(briefing.nodes)))
+    workers = IsolatedWorkers(inner=ports.workers, networks=networks, nodes=briefing.nodes, ids=ids)
     return replace(
         ports,
         coordinator=replace(ports.coordinator, host=networks.hub.host, socket=door),
         entry=InNamespace.of(ports.entry, networks.hub),
-        workers=IsolatedWorkers(inner=ports.workers, networks=networks, nodes=briefing.nodes),
+        workers=workers,
         cut=networks.cut,
+        node_of=workers.node_of,
     )
 
 

@@ -204,7 +204,11 @@ class WorkerProcess:
         spec, tls = self._spec, self._spec.job.control.tls
         exchange = RelayExchange(spec.worker, self._client.send)
         links = LinkTransport(
-            spec.worker, host=spec.host, tls=link_contexts(tls) if tls else None, memory=self._device.memory
+            spec.worker,
+            host=spec.host,
+            silent_s=spec.job.control.silent_s,
+            tls=link_contexts(tls) if tls else None,
+            memory=self._device.memory,
         )
         self._here = links.here
         protocol = WorkerProtocol(

@@ -68,7 +68,8 @@ class WorkerGroup:
 
     Attributes:
         children: starts them.
-        node: that they run on.
+        node: that the agent runs on.
+        node_of: that each worker runs on.
         spec_of: what a worker is told, given the nonce of its process, and whether it begins with the job, not after
             others.
         send: to the coordinator; must not wait, nor ask for a hello.
@@ -83,6 +84,7 @@ class WorkerGroup:
 
     children: Processes
     node: NodeId
+    node_of: Callable[[WorkerId], NodeId]
     spec_of: Callable[[WorkerId, str, bool], object]
     send: Callable[[Message], None]
     log: Log
@@ -148,7 +150,7 @@ class WorkerGroup:
         nonce = self.draw()
         spec = self.spec_of(worker, nonce, first or worker not in self._current)
         child = self.children.start(self.entry, spec, name=str(worker))
-        member = self._current[worker] = Member(child, Process(self.node, child.pid, nonce))
+        member = self._current[worker] = Member(child, Process(self.node_of(worker), child.pid, nonce))
         with self._lock:
             self._running[worker] = member
             if worker in self._coming:

@@ -20,7 +20,7 @@ from holdfast.runtime.transport.links.listener import Listener
 from holdfast.runtime.transport.links.loop import EventLoop
 from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.reader import SCRATCH_BYTES, Reader
-from holdfast.runtime.transport.links.sender import Sender
+from holdfast.runtime.transport.links.sender import Sender, look_s
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import Kind, Label
 
@@ -37,6 +37,7 @@ class ConnectionManager:
         worker: who we are.
         inbox: where goes what comes of a step.
         host: the address to listen on, at a free port.
+        silent_s: how long another worker's host may leave what is sent to it without acknowledging anything.
         tls: for who is called and for who calls; None: links are in the clear.
     """
 
@@ -46,10 +47,12 @@ class ConnectionManager:
         inbox: Inbox,
         *,
         host: str,
+        silent_s: float,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
     ) -> None:
         self.slices = Slices(self.send)
         self._inbox = inbox
+        self._silent_s = silent_s
         self._peers = Peers()
         nonce = os.urandom(NONCE_BYTES)
         # Any thread adds to `_senders` and raises `_over`, under the lock, which is not held while a sender is used:
@@ -99,8 +102,7 @@ class ConnectionManager:
         """Forgets what is still to be sent of a generation and all before it, and sends no more of them."""
         with self._lock:
             self._over = max(self._over, generation)
-            senders = list(self._senders.values())
-        for sender in senders:
+        for sender in self._all_senders():
             sender.drop(generation)
 
     def busy(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
@@ -110,9 +112,7 @@ class ConnectionManager:
 
     def sent(self) -> Counter[Kind]:
         """How many bytes were given to be sent, by kind."""
-        with self._lock:
-            senders = list(self._senders.values())
-        return sum((sender.sent for sender in senders), Counter())
+        return sum((sender.sent for sender in self._all_senders()), Counter())
 
     def close(self) -> None:
         """Ends all links, and the thread."""
@@ -134,6 +134,10 @@ class ConnectionManager:
                 )
             return sender
 
+    def _all_senders(self) -> list[Sender]:
+        with self._lock:
+            return list(self._senders.values())
+
     def _all_left(self) -> None:
         if self._asked_busy:
             self._inbox.wake()
@@ -148,6 +152,7 @@ class ConnectionManager:
     def _run(self) -> None:
         settle_thread()  # sums are folded here, while the worker computes
         try:
+            self._look_out()
             self._loop.run()
         except BaseException as error:  # noqa: BLE001 - told to the thread that would wait for us for ever
             self._inbox.fail(error)
@@ -162,10 +167,14 @@ class ConnectionManager:
             if not self._peers.is_current(reader.peer):
                 del self._readers[worker]
                 reader.close()
-        with self._lock:
-            senders = list(self._senders.values())
-        for sender in senders:
+        for sender in self._all_senders():
             sender.look_again()
+
+    def _look_out(self) -> None:
+        """Looks, again and again, whether the hosts of those to whom we send are there."""
+        for sender in self._all_senders():
+            sender.look(self._silent_s)
+        self._loop.after(look_s(self._silent_s), self._look_out)
 
     def _take_up(self, connection: socket.socket, peer: Peer) -> None:
         """Somebody who has proved to be a worker sends to us from now on."""

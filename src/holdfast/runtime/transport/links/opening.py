@@ -29,6 +29,9 @@ class Opening:
         secure: puts TLS on the connection; None: it stays in the clear.
         proved: takes the connection, and who the other end is.
         failed: called when it is closed, after 5 s at the latest.
+
+    Attributes:
+        answered: whether the host at the other end has, if only to refuse.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Opening:
         self._loop, self._connection, self._dialogue = loop, connection, dialogue
         self._secure, self._proved, self._failed = secure, proved, failed
         self._sending, self._reading, self._came = b"", 0, b""
-        self._unknown = self._over = False
+        self._unknown = self._over = self.answered = False
         self._timer = loop.after(_HANDSHAKE_S, self.give_up)
 
     def begin(self) -> None:
@@ -94,13 +97,15 @@ class Opening:
                 self._loop.forget(self._connection)
         except LATER:
             self._watch(WRITE if self._sending else READ)
-        except (OSError, ValueError):  # TLS says ValueError of names that nobody can have
+        except (OSError, ValueError) as error:  # TLS says ValueError of names that nobody can have
+            self.answered = self.answered or isinstance(error, ConnectionRefusedError | ConnectionResetError)
             self.give_up()
 
     def _said_and_heard(self) -> bool:
         """Sends what is to be sent, then reads what is awaited; returns whether the other end is still there."""
         while self._sending:
             self._sending = self._sending[self._connection.send(self._sending) :]
+            self.answered = True  # else nothing could be sent
         while len(self._came) < self._reading:
             came = self._connection.recv(self._reading - len(self._came))
             if not came:
@@ -129,6 +134,7 @@ class Opening:
         if not isinstance(self._connection, ssl.SSLSocket):
             if error := self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, os.strerror(error))
+            self.answered = True
             self._loop.forget(self._connection)
             self._connection = secure(self._connection)
         events = READ

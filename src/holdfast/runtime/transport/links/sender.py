@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +19,17 @@ from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, EventLoop
 from holdfast.runtime.transport.links.opening import Opening
 from holdfast.runtime.transport.links.outbox import Outbox
 from holdfast.runtime.transport.links.peers import Peers
+from holdfast.runtime.transport.links.silence import silence_s
 from holdfast.runtime.transport.links.wire import BACKGROUND, Kind, Label
 
-__all__ = ["Sender"]
+__all__ = ["Sender", "look_s"]
 
 _AGAIN_S = 0.005
 """After which a call that was not answered is made again."""
+_UNANSWERED_S = 3.5
+"""How long nobody's host may answer calls, at least: the kernel makes one at once, after 1 s and after 3 s."""
+_LOOKS = 4
+"""So often at least it is looked, in the time that a host may be silent, whether it is."""
 _NOTHING = memoryview(b"")
 _NO_GENERATION = -1
 """Of a connection on which no generation relied: what belongs to none is lost with it."""
@@ -69,6 +76,8 @@ class Sender:
         self._over, self._entered, self._dropped = over, 0, False
         self._enter: Label | None = None  # while nothing but ENTER was said in this generation
         self._said_again = False  # that, to the same process
+        # The loop's thread's alone: how often in a row no answer was seen; since when no call was answered.
+        self._silent_looks, self._unanswered_since = 0, math.inf
         self._sent: Counter[Kind] = Counter()
 
     # For any thread
@@ -160,9 +169,29 @@ class Sender:
         """Somebody's process is new: what waited for that goes on."""
         if self._peer is None and self._opening is not None:
             self._opening.give_up()
+            self._unanswered_since = math.inf
         with self._lock:
             if not self._outbox.empty:
                 self._go_on()
+
+    def look(self, silent_s: float) -> None:
+        """Tells of a host that is silent, whose connection is ended; to be called each ``look_s(silent_s)``.
+
+        That nothing is acknowledged is counted in looks, not in seconds: while we are stopped there are none.
+        """
+        with self._lock:
+            connection, peer, entered = self._connection, self._peer, self._entered
+        if connection is None:
+            self._silent_looks, most = 0, max(silent_s, _UNANSWERED_S)
+            if peer is not None and time.monotonic() - self._unanswered_since >= most:
+                self._unanswered_since = time.monotonic()
+                self._tell_lost(peer, f"its host has answered no call for {most:g} s", entered)
+            return
+        silent = silence_s(connection) >= look_s(silent_s)
+        self._silent_looks = self._silent_looks + 1 if silent else 0
+        if self._silent_looks > _LOOKS:
+            self._silent_looks = 0
+            self._hang_up(connection, f"its host has acknowledged nothing for {silent_s:g} s")
 
     def _call(self) -> None:
         peer = self._peers.of(self.worker)
@@ -171,6 +200,7 @@ class Sender:
             if peer is None:  # once somebody tells who that is, it is called
                 self._called = False
                 return
+        self._unanswered_since = min(self._unanswered_since, time.monotonic())
         try:
             self._opening = self._dialer.call(peer, self._connected, self._not_connected)
         except (OSError, ValueError, OverflowError):
@@ -178,6 +208,8 @@ class Sender:
 
     def _not_connected(self) -> None:
         """Calls again, soon, for the sake of a step; what belongs to none is forgotten."""
+        if self._opening is None or self._opening.answered:
+            self._unanswered_since = math.inf
         self._opening = None
         with self._lock:
             left = None if self._outbox.owes or self._outbox.empty else self._peer
@@ -191,7 +223,7 @@ class Sender:
 
     def _connected(self, connection: socket.socket, peer: Peer) -> None:
         """Somebody takes what we send."""
-        self._opening = None
+        self._opening, self._unanswered_since = None, math.inf
         with self._lock:
             if peer is self._peer:
                 self._connection, self._blocked, self._called = connection, False, False
@@ -247,6 +279,11 @@ class Sender:
         self._loop.hang_up(connection)
         if peer is not None:
             self._tell_lost(peer, reason, entered if enter is None else _NO_GENERATION)
+
+
+def look_s(silent_s: float) -> float:
+    """How long it is from one look at a connection to the next, seconds."""
+    return silent_s / _LOOKS
 
 
 def _send(connection: socket.socket, parts: list[memoryview]) -> int:

@@ -37,6 +37,7 @@ class LinkTransport:
     Args:
         worker: who we are.
         host: the address that we listen on.
+        silent_s: see ConnectionManager.
         tls: see ConnectionManager.
         memory: of the messages and sums that come.
     """
@@ -46,13 +47,14 @@ class LinkTransport:
         worker: WorkerId,
         *,
         host: str = "127.0.0.1",
+        silent_s: float = 1.0,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
         memory: Memory = host_memory,
     ) -> None:
         self._worker = worker
         self._memory = memory
         self._inbox = Inbox(memory)
-        self._connections = ConnectionManager(worker, self._inbox, host=host, tls=tls)
+        self._connections = ConnectionManager(worker, self._inbox, host=host, silent_s=silent_s, tls=tls)
         self._generation = 0
         self._peers: frozenset[WorkerId] = frozenset()
 
