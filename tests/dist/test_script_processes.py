@@ -24,8 +24,15 @@ def command(tmp_path, what, *more):
 
 
 def living(pids):
-    """Those that are neither gone nor dead."""
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    """Those that are neither gone nor dead; one may go while it is looked at."""
+    return [pid for pid in pids if _lives(pid)]
+
+
+def _lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_what_a_script_forks_is_as_in_plain_python_and_holds_nothing_of_its_worker(tmp_path):
@@ -53,9 +60,9 @@ def test_what_a_script_has_started_ends_with_its_worker_or_else_with_the_job(tmp
         assert living(pids) == []
     finally:
         job.kill()
-        job.communicate()
-        for pid in living(pids):
+        for pid in living(pids):  # before the end of what is told is waited for: they may hold its pipe
             psutil.Process(pid).kill()
+        job.communicate()
 
 
 def test_a_signal_to_the_whole_group_lets_loaders_be_and_makes_a_checkpoint(tmp_path):
