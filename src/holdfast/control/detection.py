@@ -16,7 +16,7 @@ A pause of everybody is nobody's fault: after one, all have as much time as if t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast.control.messages import Heartbeat
@@ -150,18 +150,24 @@ def _begun_anew(vital: Vital, now: float, ours: float, limit_s: float) -> Vital:
 
 
 def overdue(
-    watch: Watch, members: Iterable[WorkerId], *, running: bool, owners: Iterable[Collection[WorkerId]] = ()
+    watch: Watch,
+    members: Iterable[WorkerId],
+    *,
+    running: bool,
+    owners: Iterable[Collection[WorkerId]] = (),
+    suspected: Container[WorkerId] = (),
 ) -> dict[WorkerId, str]:
-    """Returns the members that are hung, and how that shows.
+    """Returns the members that are hung, or out of reach, and how that shows.
 
     Args:
         watch: after :func:`pass_time`.
         members: whom to judge.
         running: whether steps, or the way to them, are being run; saving, for example, may take any time.
         owners: per layer, who holds it and can be talked to; see :func:`needed`.
+        suspected: with whom another worker cannot talk: of these half as long without a sign of life is enough.
     """
     members = tuple(members)
-    silent = _silent(watch, members)
+    silent = _silent(watch, members, suspected)
     if not running:
         return silent
     kept = needed(watch, members, owners)
@@ -195,13 +201,15 @@ def slow(watch: Watch, members: Iterable[WorkerId]) -> dict[WorkerId, str]:
     return {worker: _doing(beat) for worker, beat in beats if beat is not None and _is_slow(watch, beat)}
 
 
-def _silent(watch: Watch, members: Iterable[WorkerId]) -> dict[WorkerId, str]:
+def _silent(watch: Watch, members: Iterable[WorkerId], suspected: Container[WorkerId]) -> dict[WorkerId, str]:
     found = {}
     for worker in members:
         beat, quiet_s = watch.vitals[worker].beat, _quiet_s(watch, worker)
         warm = beat is not None and beat.slowest_s > 0
-        if quiet_s > watch.limit_s * (1.0 if warm else PATIENCE):
-            found[worker] = f"no sign of life for {quiet_s:.1f} s"
+        limit_s = watch.limit_s * (1.0 if warm else PATIENCE)
+        if quiet_s > (limit_s / 2 if worker in suspected else limit_s):
+            also = ", and others cannot reach it" if worker in suspected else ""
+            found[worker] = f"no sign of life for {quiet_s:.1f} s{also}"
     return found
 
 

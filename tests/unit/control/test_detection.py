@@ -63,8 +63,8 @@ class Clock:
             self.watch = pass_time(self.watch, self.members, self.now)
         return self
 
-    def overdue(self, *, running=True, owners=()):
-        return overdue(self.watch, self.members, running=running, owners=owners)
+    def overdue(self, *, running=True, owners=(), suspected=()):
+        return overdue(self.watch, self.members, running=running, owners=owners, suspected=suspected)
 
     def needed(self, owners):
         return needed(self.watch, self.members, owners)
@@ -78,6 +78,15 @@ def test_silence_is_an_alarm_after_the_limit_and_not_before():
     assert clock.overdue() == {}
     clock.wait(0.4)
     assert clock.overdue() == {A: "no sign of life for 2.2 s"}
+
+
+def test_who_cannot_be_reached_by_others_either_is_held_for_lost_in_half_the_time():
+    clock = Clock(A, B).hear(beat(), beat(B)).wait(LIMIT_S / 2 - 0.2)
+    assert clock.overdue(suspected={A}) == {}
+    clock.wait(0.4)
+    assert clock.overdue(suspected={A}) == {A: "no sign of life for 1.2 s, and others cannot reach it"}
+    clock.hear(beat(moves=2))
+    assert clock.overdue(suspected={A}) == {}, "we can, so it lives"
     assert clock.overdue(running=False) == clock.overdue(), "nobody may be silent, whatever is going on"
 
 

@@ -105,14 +105,15 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     running = state.phase in (Phase.FORMING, Phase.RUNNING)
     found = slow(state.watch, members) if running else {}
     owners = _owners(state) if found else ()  # whoever is stuck was slow before
-    if hung := overdue(state.watch, (*members, *spares), running=running, owners=owners):
+    suspected = {peer for _, peer in state.doubts.suspicions if peer is not None}
+    if hung := overdue(state.watch, (*members, *spares), running=running, owners=owners, suspected=suspected):
         return on_lost(state, hung)
     state, told = _tell_slow(state, found, needed(state.watch, members, owners)) if running else (state, ())
-    suspected = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
+    unexplained = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
-    if not (suspected or stuck):
+    if not (unexplained or stuck):
         return state, told
-    reason = next(iter(state.doubts.suspicions.values())) if suspected else "all workers wait for one another"
+    reason = next(iter(state.doubts.suspicions.values())) if unexplained else "all workers wait for one another"
     return prefixed(told, _reform(state, reason, now))
 
 

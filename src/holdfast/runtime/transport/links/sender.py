@@ -28,7 +28,7 @@ _AGAIN_S = 0.005
 """After which a call that was not answered is made again."""
 _UNANSWERED_S = 3.5
 """How long nobody's host may answer calls, at least: the kernel makes one at once, after 1 s and after 3 s."""
-_LOOKS = 4
+_LOOKS = 8
 """So often at least it is looked, in the time that a host may be silent, whether it is."""
 _NOTHING = memoryview(b"")
 _NO_GENERATION = -1
@@ -183,6 +183,8 @@ class Sender:
             connection, peer, entered = self._connection, self._peer, self._entered
         if connection is None:
             self._silent_looks, most = 0, max(silent_s, _UNANSWERED_S)
+            if self._opening is not None and self._opening.answered:
+                self._unanswered_since = math.inf
             if peer is not None and time.monotonic() - self._unanswered_since >= most:
                 self._unanswered_since = time.monotonic()
                 self._tell_lost(peer, f"its host has answered no call for {most:g} s", entered)
@@ -208,7 +210,7 @@ class Sender:
 
     def _not_connected(self) -> None:
         """Calls again, soon, for the sake of a step; what belongs to none is forgotten."""
-        if self._opening is None or self._opening.answered:
+        if self._opening is not None and self._opening.answered:
             self._unanswered_since = math.inf
         self._opening = None
         with self._lock:
