@@ -220,6 +220,8 @@ class Sender:
             self._called = not self._outbox.empty
             if self._called:
                 self._loop.after(_AGAIN_S, self._call)
+            else:
+                self._unanswered_since = math.inf
         if left is not None:
             self._tell_lost(left, "it cannot be connected with", _NO_GENERATION)
 
