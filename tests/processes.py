@@ -1,4 +1,6 @@
-"""Names of processes, for tests."""
+"""Processes, and their names, for tests."""
+
+import psutil
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId, Process
@@ -18,3 +20,12 @@ def named(process: Process) -> tuple[WorkerId, int]:
         int(digits, 16) for digits in (process.nonce[:5], process.nonce[5:10], process.nonce[10:])
     )
     return WorkerId(pipeline - 1, stage), number
+
+
+def lives(process):
+    """Whether a process (one of psutil's, or its pid) is neither gone nor dead; it may go while it is looked at."""
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

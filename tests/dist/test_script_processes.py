@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.processes import lives
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.dist
@@ -24,15 +25,8 @@ def command(tmp_path, what, *more):
 
 
 def living(pids):
-    """Those that are neither gone nor dead; one may go while it is looked at."""
-    return [pid for pid in pids if _lives(pid)]
-
-
-def _lives(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    """Those that are neither gone nor dead."""
+    return [pid for pid in pids if lives(pid)]
 
 
 def test_what_a_script_forks_is_as_in_plain_python_and_holds_nothing_of_its_worker(tmp_path):

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.processes import lives
 from tests.waiting import LIMIT_S, until
 
 from holdfast.data.feeds import Feed, Indexed
@@ -115,12 +116,6 @@ def test_a_process_that_is_killed_costs_its_batch_alone(capfd):
     assert str(found) == str(expected)
     assert len(struck) == 2
     assert capfd.readouterr().err.count("has ended by signal 9") == 2
-
-
-def lives(process):
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def test_the_death_of_what_forks_them_costs_no_more(capfd):

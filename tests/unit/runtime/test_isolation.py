@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,39 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.networks import in_thread, inside, needs_networks
 from tests.waiting import LIMIT_S, until
 
 from holdfast.errors import ConfigError, InternalError
 from holdfast.runtime.isolation import Networks, wait_until_cut
 
-CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 SILENCE_S = 0.5
 
 
-def may_make_networks():
-    """Whether this process has the capabilities, and the machine the tool, that the thing under test asks for."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
-    needed = 1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN
-    return effective & needed == needed and shutil.which("ip") is not None
-
-
-pytestmark = pytest.mark.skipif(not may_make_networks(), reason="needs root (CAP_SYS_ADMIN) and `ip` (iproute2)")
-
-
-def in_thread(work):
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(LIMIT_S)
-
-
-def inside(namespace, work):
-    """Does something in a namespace; a socket made there stays there."""
-
-    def move_and_work():
-        namespace.enter()
-        return work()
-
-    return in_thread(move_and_work)
+pytestmark = needs_networks
 
 
 def links(namespace):

@@ -1,8 +1,6 @@
 """Hosts that cannot reach each other: noticed by what their kernels acknowledge, in real network namespaces."""
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -11,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.networks import inside, needs_networks
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control.messages import Peer
@@ -25,26 +24,13 @@ from holdfast.runtime.transport.links.silence import silence_s
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and `ip` (iproute2), to make networks"
-)
+pytestmark = needs_networks
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 SILENT_S = 0.4
 SPEC = TensorSpec(shape=(4,), dtype="float32")
 FULL_S = 1.5
 """Several probes of a full window long."""
-
-
-def inside(namespace, work):
-    """Does something in a namespace; sockets and threads that it makes stay there."""
-
-    def move_and_work():
-        namespace.enter()
-        return work()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(move_and_work).result(LIMIT_S)
 
 
 @pytest.fixture

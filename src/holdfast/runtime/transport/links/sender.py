@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import ssl
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -76,8 +74,8 @@ class Sender:
         self._over, self._entered, self._dropped = over, 0, False
         self._enter: Label | None = None  # while nothing but ENTER was said in this generation
         self._said_again = False  # that, to the same process
-        # The loop's thread's alone: how often in a row no answer was seen; since when no call was answered.
-        self._silent_looks, self._unanswered_since = 0, math.inf
+        # The loop's thread's alone: at how many looks in a row the host was silent; whether a call was answered since.
+        self._silent_looks, self._answered = 0, False
         self._sent: Counter[Kind] = Counter()
 
     # For any thread
@@ -169,7 +167,7 @@ class Sender:
         """Somebody's process is new: what waited for that goes on."""
         if self._peer is None and self._opening is not None:
             self._opening.give_up()
-            self._unanswered_since = math.inf
+            self._silent_looks = 0
         with self._lock:
             if not self._outbox.empty:
                 self._go_on()
@@ -177,23 +175,22 @@ class Sender:
     def look(self, silent_s: float) -> None:
         """Tells of a host that is silent, whose connection is ended; to be called each ``look_s(silent_s)``.
 
-        That nothing is acknowledged is counted in looks, not in seconds: while we are stopped there are none.
+        Looks are counted, not seconds: while we are stopped there are none.
         """
         with self._lock:
-            connection, peer, entered = self._connection, self._peer, self._entered
-        if connection is None:
-            self._silent_looks, most = 0, max(silent_s, _UNANSWERED_S)
-            if self._opening is not None and self._opening.answered:
-                self._unanswered_since = math.inf
-            if peer is not None and time.monotonic() - self._unanswered_since >= most:
-                self._unanswered_since = time.monotonic()
-                self._tell_lost(peer, f"its host has answered no call for {most:g} s", entered)
+            connection, peer, entered, calls = self._connection, self._peer, self._entered, self._called
+        answered = self._answered or (self._opening is not None and self._opening.answered)
+        limit_s = max(silent_s, _UNANSWERED_S) if connection is None else silent_s
+        silent = calls if connection is None else silence_s(connection) >= look_s(silent_s)
+        self._silent_looks = self._silent_looks + 1 if silent and not answered else 0
+        self._answered = False
+        if self._silent_looks * look_s(silent_s) <= limit_s:
             return
-        silent = silence_s(connection) >= look_s(silent_s)
-        self._silent_looks = self._silent_looks + 1 if silent else 0
-        if self._silent_looks > _LOOKS:
-            self._silent_looks = 0
-            self._hang_up(connection, f"its host has acknowledged nothing for {silent_s:g} s")
+        self._silent_looks = 0
+        if connection is not None:
+            self._hang_up(connection, f"its host has acknowledged nothing for {limit_s:g} s")
+        elif peer is not None:
+            self._tell_lost(peer, f"its host has answered no call for {limit_s:g} s", entered)
 
     def _call(self) -> None:
         peer = self._peers.of(self.worker)
@@ -202,7 +199,6 @@ class Sender:
             if peer is None:  # once somebody tells who that is, it is called
                 self._called = False
                 return
-        self._unanswered_since = min(self._unanswered_since, time.monotonic())
         try:
             self._opening = self._dialer.call(peer, self._connected, self._not_connected)
         except (OSError, ValueError, OverflowError):
@@ -210,8 +206,7 @@ class Sender:
 
     def _not_connected(self) -> None:
         """Calls again, soon, for the sake of a step; what belongs to none is forgotten."""
-        if self._opening is not None and self._opening.answered:
-            self._unanswered_since = math.inf
+        self._answered = self._answered or (self._opening is not None and self._opening.answered)
         self._opening = None
         with self._lock:
             left = None if self._outbox.owes or self._outbox.empty else self._peer
@@ -220,14 +215,12 @@ class Sender:
             self._called = not self._outbox.empty
             if self._called:
                 self._loop.after(_AGAIN_S, self._call)
-            else:
-                self._unanswered_since = math.inf
         if left is not None:
             self._tell_lost(left, "it cannot be connected with", _NO_GENERATION)
 
     def _connected(self, connection: socket.socket, peer: Peer) -> None:
         """Somebody takes what we send."""
-        self._opening, self._unanswered_since = None, math.inf
+        self._opening, self._answered = None, True
         with self._lock:
             if peer is self._peer:
                 self._connection, self._blocked, self._called = connection, False, False
