@@ -18,13 +18,14 @@ from holdfast.telemetry.events import (
     CoordinatorLost,
     Detected,
     FaultInjected,
+    Installed,
     Parted,
     Reattached,
     StepOps,
     Synced,
 )
 from holdfast.telemetry.report import report
-from holdfast.testing.scenario import Scenario
+from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 LAYERS_PER_STAGE = 2
@@ -242,6 +243,16 @@ def test_a_node_dies_while_there_is_no_coordinator():
     result = survives((3, 4, 3), fault, **node, coordinator_deaths=[(struck + 1e-4, 1.0)])
     assert result.lost == (WorkerId(1, 0), WorkerId(1, 1))
     assert moment(result, FaultInjected) == struck < moment(result, CoordinatorLost) < moment(result, Detected)
+
+
+@pytest.mark.parametrize("after_s", [0.01, 0.05, 0.09])
+def test_a_loss_is_told_though_the_coordinator_dies_before_it_knows_that_it_is_stored(after_s):
+    fault, slow = "kill:1.1@3:backward", {"delays": Delays(put=(0.1, 0.1))}
+    stored_s = moment(survives((3, 2, 3), fault, **slow), Detected)
+    result = survives((3, 2, 3), fault, **slow, coordinator_deaths=[(stored_s - after_s, 1.0)])
+    assert [event.worker for event in of(result, Detected)] == ["1.1"]
+    assert [event.generation for event in of(result, Installed)] == [1, 2, 3]
+    assert moment(result, CoordinatorLost) < moment(result, Detected) < moment(result, Reattached)
 
 
 def test_a_node_is_to_die_while_there_is_no_coordinator():

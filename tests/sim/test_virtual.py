@@ -22,7 +22,7 @@ from holdfast.protocol.step_log import StepLog
 from holdfast.runtime.engine.build import build_stage, probe
 from holdfast.schedule.builders import regular_plan
 from holdfast.settings.planning import healthy_plan
-from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Installed, Reattached, StepOps
+from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Detected, Installed, Reattached, StepOps
 from holdfast.telemetry.report import report
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
@@ -83,6 +83,7 @@ def check_fired(result: VirtualResult, kills, deaths=()) -> None:
 def check(result: VirtualResult, grid) -> None:
     """Done with the healthy bits, or lost because a stage has no worker left; nothing else."""
     pipelines, stages, _ = grid
+    assert {str(worker) for worker in result.lost} <= {e.worker for _, e in result.events if isinstance(e, Detected)}
     dead_stages = [s for s in range(stages) if all(WorkerId(p, s) in result.lost for p in range(pipelines))]
     if dead_stages:
         assert result.outcome == "lost", result.detail

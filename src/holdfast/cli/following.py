@@ -12,7 +12,7 @@ from holdfast.cli.arguments import hours
 from holdfast.errors import ConfigError, StorageError
 from holdfast.parsing import parsing
 from holdfast.runtime.rundir import owner
-from holdfast.telemetry.events import Event, Installed, JobEnded, Timed, read_events_from
+from holdfast.telemetry.events import Event, EventReader, Installed, JobEnded, Timed
 from holdfast.telemetry.shown import shown
 from holdfast.telemetry.underway import Underway, recent, underway
 
@@ -75,8 +75,8 @@ class _Follower:
         self._run_dir, self._tell = run_dir, tell
         self._terminal = sys.stdout.isatty()
         self._log, self._looked = run_dir / "events.jsonl", False
+        self._reader = EventReader(self._log)
         self._events: list[Timed] = []
-        self._read = 0
         self._origin: float | None = None
         self._formed = False
         self._shown, self._shown_at, self._open = -1, 0.0, False
@@ -114,7 +114,7 @@ class _Follower:
 
     def _news(self) -> Sequence[Timed]:
         try:
-            timed, self._read = read_events_from(self._log, self._read)
+            timed = self._reader.read()
         except StorageError as error:
             raise ConfigError(str(error)) from None
         with parsing(lambda text: ConfigError(f"{self._log}: is no log of events: {text}")):

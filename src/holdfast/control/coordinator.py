@@ -54,7 +54,7 @@ from holdfast.core.nodes import Process
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
-from holdfast.telemetry.events import CoordinatorReady, Log
+from holdfast.telemetry.events import CoordinatorReady, Event, Log
 
 __all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 
@@ -119,6 +119,7 @@ class Coordinator:
 
     Args:
         membership: the state so far.
+        recorded: the events that the decision in force is told by.
         leading: where decisions go before they are sent; None if that cannot be used, and nothing is to be stored.
         log: where events go.
         clock: seconds, monotonic; of the log.
@@ -133,6 +134,7 @@ class Coordinator:
         self,
         *,
         membership: Membership,
+        recorded: tuple[Event, ...] = (),
         leading: Leading | None,
         log: Log,
         clock: Callable[[], float],
@@ -150,6 +152,7 @@ class Coordinator:
             outside=self,
             remarks=Remarks() if remarks is None else remarks,
         )
+        self._recorded = recorded
         self._leading = leading
         self._began_at = membership.generation
         self._committer = committer
@@ -223,7 +226,8 @@ class Coordinator:
             self._take([await asyncio.to_thread(self._committer.commit, commit)])
 
     async def begin(self) -> None:
-        """Writes the manifests that the coordinator before us was to write: to be called before anybody is heard."""
+        """Tells and writes what the coordinator before us was to tell and to write, before anybody is heard."""
+        self.decider.tell_again(self._recorded)
         for commit in self.decider.membership.checkpoints.unsettled:
             await self._commit(commit)
 

@@ -170,7 +170,7 @@ class Decider:
         after, outputs = decide(before, event, now=self.awake())
         if after.roster.lost - before.roster.lost:
             self.on_point(Point.DETECT, before)
-        if decision := to_store(before, after):
+        if decision := to_store(before, after, outputs):
             self.on_point(Point.PERSIST, before)
             last = after.phase is Phase.ENDED
             self._storing = _Storing(event=event, after=after, outputs=outputs, last=last)
@@ -223,18 +223,28 @@ class Decider:
         self, before: Membership, after: Membership, outputs: tuple[Output, ...], *, durable: bool = False
     ) -> None:
         """Records and sends what was decided; ``durable``: whether it was stored for that."""
-        for output in outputs:
-            if isinstance(output, Record):
-                self.log.write(self.clock(), output.event)
+        decision = after.revision if durable else 0
+        self._record([output.event for output in outputs if isinstance(output, Record)], decision)
         if durable:
             self.on_point(Point.BROADCAST, before)
         self._before, self.membership = before, after
-        if reports := _reports(before, after, outputs):
+        if reports := _reports(before, after, outputs, decision):
             self.outside.send(reports)
         self.on_point(Point.INSTALL, before)
         self.outside.send(_excerpted(outputs))
         self.on_point(Point.START, after)
         self.on_point(Point.COPY, after)
+
+    def _record(self, events: Sequence[Event], decision: int) -> None:
+        for event in events:
+            self.log.write(self.clock(), event, decision)
+
+    def tell_again(self, recorded: Sequence[Event]) -> None:
+        """Records and tells what the decision in force records: whoever made it may have died before it did."""
+        decision = self.membership.revision
+        self._record(recorded, decision)
+        if news := _news(recorded, decision):
+            self.outside.send(news)
 
     def _tell_away(self, event: _Decided) -> None:
         """Says once, each time that the store goes away, that decisions wait for it, and once that all wait for one.
@@ -319,19 +329,22 @@ def _excerpted(outputs: Sequence[Output]) -> list[Output]:
     return sent
 
 
-def _reports(before: Membership, after: Membership, outputs: Sequence[Output]) -> tuple[Tell, ...]:
+def _reports(before: Membership, after: Membership, outputs: Sequence[Output], decision: int) -> tuple[Tell, ...]:
     """What tells the agent what its user waits for, or should hear of."""
-    told = list[Gathered | Told]()
+    told: tuple[Tell, ...] = ()
     if (
         Phase.GATHERING in (before.phase, after.phase)
         and before.roster.processes.keys() != after.roster.processes.keys()
     ):
         workers = after.grid.baseline.workers
-        told.append(Gathered(missing=tuple(w for w in workers if w not in after.roster.processes), of=len(workers)))
-    for output in outputs:
-        if isinstance(output, Record) and _is_news(output.event):
-            told.append(Told(news=output.event))
-    return tuple(Tell(to=None, command=each) for each in told)
+        missing = tuple(w for w in workers if w not in after.roster.processes)
+        told = (Tell(to=None, command=Gathered(missing=missing, of=len(workers))),)
+    return told + _news([output.event for output in outputs if isinstance(output, Record)], decision)
+
+
+def _news(recorded: Sequence[Event], decision: int) -> tuple[Tell, ...]:
+    """What tells the agent of events that its user should hear of."""
+    return tuple(Tell(to=None, command=Told(news=each, decision=decision)) for each in recorded if _is_news(each))
 
 
 def _is_news(event: Event) -> TypeGuard[News]:

@@ -626,9 +626,13 @@ News = (
 
 
 class Told(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: something happened to a worker that the user should hear of."""
+    """For the agent: something happened to a worker that the user should hear of.
+
+    ``decision``: the number of the one that records it; it may be told again by the next coordinator. 0: of none.
+    """
 
     news: News
+    decision: int = 0
 
 
 class Fence(_Wire, frozen=True, tag=True, kw_only=True):

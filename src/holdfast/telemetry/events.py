@@ -1,7 +1,9 @@
 """Events for machines: one JSON object a line, the same from real runs and from simulated ones.
 
 Every process of a job appends whole lines to one file, so that a line is there entirely or not at all, and what a
-killed process had written stays. Times are seconds of the machine's monotonic clock.
+killed process had written stays. Times are seconds of the machine's monotonic clock. What a decision records bears its
+number: whoever leads next tells it once more, as its predecessor may have died before it did, and readers leave out
+what is there twice.
 
 That an event cannot be written stops nobody: it is missing then, and whoever reads the log is told how many are.
 """
@@ -33,6 +35,7 @@ __all__ = [
     "Detected",
     "Event",
     "EventLog",
+    "EventReader",
     "Log",
     "EventsMissing",
     "ExceptionRaised",
@@ -596,9 +599,10 @@ Timed = tuple[float, Event]
 """When it happened, and what."""
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     time: float
     data: Event
+    decision: int = 0
 
 
 _encoder = msgspec.json.Encoder()
@@ -610,8 +614,11 @@ _BEGIN = b'{"time":'  # nowhere else in a line: within texts, quotes are escaped
 class Log(Protocol):
     """Where events go."""
 
-    def write(self, time: float, event: Event, /) -> bool:
-        """Appends one that happened at ``time``, in seconds of a clock; returns whether that worked."""
+    def write(self, time: float, event: Event, decision: int = 0, /) -> bool:
+        """Appends one that happened at ``time``, in seconds of a clock; returns whether that worked.
+
+        ``decision``: the number of the one that records it; an event of a decision counts once. 0: of none.
+        """
 
 
 class EventLog:
@@ -649,13 +656,13 @@ class EventLog:
         """Where the file is."""
         return self._path
 
-    def write(self, time: float, event: Event) -> bool:
-        """Appends one event; returns whether that worked.
+    def write(self, time: float, event: Event, decision: int = 0, /) -> bool:
+        """Appends one event; returns whether that worked. See :class:`Log`.
 
         After failure: events before and after this one can still be read, and are preceded by how many are missing.
         """
         with self._lock:
-            return self._write(time, event)
+            return self._write(_Line(time, event, decision))
 
     def check(self) -> None:
         """Finds out whether the file is still where it was, without an event to write."""
@@ -673,16 +680,16 @@ class EventLog:
 
     def _tell_missing(self, file: int) -> None:
         if self._missing:
-            _append(file, self._missed_at, EventsMissing(count=self._missing, why=self._why))
+            _append(file, _Line(self._missed_at, EventsMissing(count=self._missing, why=self._why)))
             self._missing = 0
 
-    def _write(self, time: float, event: Event) -> bool:
+    def _write(self, line: _Line) -> bool:
         try:
             file = self._stay()
             self._tell_missing(file)
-            _append(file, time, event)
+            _append(file, line)
         except OSError as error:
-            self._missing, self._missed_at = self._missing + 1, time
+            self._missing, self._missed_at = self._missing + 1, line.time
             self._why = error.strerror or str(error)
             self._tell("write", f"cannot be written: {self._why}; events are missing from it")
             return False
@@ -736,8 +743,8 @@ class _Stray:
         os.close(self._file)
 
 
-def _append(file: int, time: float, event: Event) -> None:
-    data = _encoder.encode(_Line(time=time, data=event)) + b"\n"
+def _append(file: int, line: _Line) -> None:
+    data = _encoder.encode(line) + b"\n"
     if os.write(file, data) < len(data):
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, an event was written in part")
 
@@ -761,21 +768,40 @@ def read_events(path: str | Path) -> list[Timed]:
     Raises:
         StorageError: it cannot be read, or is no log of events.
     """
-    return read_events_from(path, 0)[0]
+    return EventReader(path).read()
 
 
-def read_events_from(path: str | Path, begin: int) -> tuple[list[Timed], int]:
-    """Returns the events of a log behind its first ``begin`` bytes, and where to read on; see :func:`read_events`.
+class EventReader:
+    """Reads a log that grows, each time what has been appended to it."""
 
-    A log that has become shorter is another one, and is read whole.
-    """
-    with (
-        parsing(lambda text: StorageError(f"{path}: is no log of events: {text}"), OSError),
-        Path(path).open("rb") as log,
-    ):
-        log.seek(begin if begin <= os.fstat(log.fileno()).st_size else 0)
-        begin, data = log.tell(), log.read()
-        *lines, rest = data.split(b"\n")
-        whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
-    timed = sorted(((line.time, line.data) for line in whole), key=lambda pair: pair[0])
-    return timed, begin + len(data) - len(rest)
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._read = 0
+        self._told: set[tuple[int, Event]] = set()
+
+    def read(self) -> list[Timed]:
+        """Returns the events that are new; see :func:`read_events`.
+
+        A log that has become shorter is another one, and is read whole.
+        """
+        with (
+            parsing(lambda text: StorageError(f"{self._path}: is no log of events: {text}"), OSError),
+            self._path.open("rb") as log,
+        ):
+            if self._read > os.fstat(log.fileno()).st_size:
+                self._read, self._told = 0, set()
+            log.seek(self._read)
+            data = log.read()
+            *lines, rest = data.split(b"\n")
+            whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
+            new = [(line.time, line.data) for line in whole if not self._repeats(line)]
+        self._read += len(data) - len(rest)
+        return sorted(new, key=lambda pair: pair[0])
+
+    def _repeats(self, line: _Line) -> bool:
+        """Whether this was told before, of the same decision."""
+        if not line.decision:
+            return False
+        known = (line.decision, line.data) in self._told
+        self._told.add((line.decision, line.data))
+        return known

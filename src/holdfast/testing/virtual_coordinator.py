@@ -17,7 +17,7 @@ from holdfast.core.nodes import Process
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.strategies.registry import strategy_named
-from holdfast.telemetry.events import CoordinatorReady
+from holdfast.telemetry.events import CoordinatorReady, Event
 from holdfast.testing.scenario import Scenario
 from holdfast.testing.virtual_log import VirtualLog
 from holdfast.testing.virtual_time import Sleep, VirtualTime
@@ -106,7 +106,9 @@ class VirtualCoordinator:
         self._putting = random.Random(scenario.seed)  # of its own, so that no other delay is drawn differently
         self._telling = telling
         self._ended = ended
+        self._recorded: tuple[Event, ...] = ()
         if (stored := store.latest()) is not None:
+            self._recorded = stored.recorded
             begins = restore(begins, stored, reattach_until=self.asleep.awake_s() + REATTACH_S)
         self.decider = Decider(
             membership=begins,
@@ -117,7 +119,8 @@ class VirtualCoordinator:
         )
 
     def run(self, *, again: bool) -> None:
-        """Writes the manifests that the one before was to write, and begins to look at what is overdue."""
+        """Tells and writes what the one before was to tell and to write, and begins to look at what is overdue."""
+        self.decider.tell_again(self._recorded)
         for commit in self.decider.membership.checkpoints.unsettled:
             self._wrote(commit)
         if again:

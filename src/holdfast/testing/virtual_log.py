@@ -18,9 +18,13 @@ class VirtualLog:
     def __init__(self) -> None:
         self.events: list[tuple[float, Event]] = []
         self.fired: list[str] = []
+        self._told: set[tuple[int, Event]] = set()
 
-    def write(self, time: float, event: Event) -> bool:
+    def write(self, time: float, event: Event, decision: int = 0, /) -> bool:
         """See :class:`holdfast.telemetry.events.Log`."""
+        if decision and (decision, event) in self._told:
+            return True
+        self._told |= {(decision, event)} if decision else set()
         self.events.append((time, event))
         if isinstance(event, FaultInjected):
             self.fire_once(event.spec)

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.decisions import as_read
 from tests.processes import process_of
 
 from holdfast.control.chain.leading import Stored
 from holdfast.control.decider import Decider
-from holdfast.control.membership import GridState, Membership, Tell, plan_recovery
+from holdfast.control.membership import GridState, Membership, Tell, plan_recovery, restore
 from holdfast.control.messages import (
     Ended,
     Exited,
@@ -30,7 +31,7 @@ from holdfast.errors import CoordinatorUnavailable, StateUnavailable, StorageErr
 from holdfast.recovery.rules import JobRules
 from holdfast.runtime.injection.coordinator import CoordinatorInjector
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Detected, Notice
+from holdfast.telemetry.events import Detected, Installed, Notice
 
 PLAN = regular_plan(3, split_evenly(2, 2), 2)
 A, B, C, *OTHERS = PLAN.workers
@@ -44,6 +45,7 @@ class World:
 
     def __init__(self):
         self.now, self.answer, self.came, self.decider, self.asked = 0.0, Stored(), [], None, []
+        self.numbers = []
 
     def store(self, decision):
         self.asked.append(decision)
@@ -56,8 +58,9 @@ class World:
             self.came.append(("stored", self.asked[-1]))
         self.decider.take([stored])
 
-    def write(self, time, event):
+    def write(self, time, event, decision=0):
         self.came.append(("logged", event))
+        self.numbers.append(decision)
         return True
 
     def send(self, outputs):
@@ -126,6 +129,41 @@ def test_the_agent_hears_of_it_before_the_workers(decider, world):
     sent = [each for what, each in world.new() if what == "sent" and isinstance(each, Tell)]
     assert isinstance(sent[0].command, Told)
     assert sent[0].command.news == Detected(worker=str(A), how="process ended: signal 9", generation=1)
+
+
+def test_what_is_recorded_bears_the_number_of_its_decision_and_all_else_none(decider, world):
+    world.numbers.clear()
+    decider.note("nothing was decided")
+    decider.take([died(A)])
+    number = decider.membership.revision
+    assert number > 1
+    assert world.numbers == [0, *[number] * (len(world.numbers) - 1)]
+    assert {each.decision for each in told(world.new(), Told)} == {number}
+
+
+def test_whoever_leads_next_tells_what_was_stored_and_never_told(decider, world):
+    """Its predecessor died before it knew that the decision was there."""
+    world.answer = None
+    decider.take([died(A)])
+    assert world.new() == []
+    stored, after = as_read(world.asked[-1]), World()
+    begins = Membership(rules=decider.membership.rules, grid=GridState(baseline=PLAN))
+    successor = Decider(
+        membership=restore(begins, stored, reattach_until=9.0),
+        log=after,
+        clock=lambda: 1.0,
+        awake=lambda: 1.0,
+        outside=after,
+    )
+    successor.tell_again(stored.recorded)
+    came = after.new()
+    world.say(Stored())
+    before = world.new()
+    logged = [each for what, each in came if what == "logged"]
+    assert [type(each) for each in logged] == [Detected, Installed]
+    assert logged == [each for what, each in before if what == "logged"]
+    assert after.numbers == world.numbers[-2:] == [stored.revision] * 2
+    assert told(came, Told) == told(before, Told) != []
 
 
 def test_who_is_missing_is_told_while_they_gather(world):

@@ -11,6 +11,7 @@ from holdfast.telemetry.events import (
     Chosen,
     Detected,
     EventLog,
+    EventReader,
     EventsMissing,
     FaultInjected,
     HandingOver,
@@ -130,6 +131,33 @@ def test_lines_are_plain_json(path):
 def test_events_come_in_the_order_of_time_and_equal_times_in_that_of_the_file(path):
     write(path, (3.0, EVENTS[0]), (1.0, EVENTS[1]), (3.0, EVENTS[2]), (2.0, EVENTS[3]))
     assert read_events(path) == [(1.0, EVENTS[1]), (2.0, EVENTS[3]), (3.0, EVENTS[0]), (3.0, EVENTS[2])]
+
+
+def test_what_a_decision_records_is_read_once_however_often_it_is_written(path):
+    """Each coordinator that takes over writes what the newest decision records; the others' lines may come later."""
+    log, reader, other = EventLog(path), EventReader(path), EVENTS[0]
+    log.write(1.0, other, 7)
+    assert reader.read() == [(1.0, other)]
+    log.write(2.0, other, 7)
+    log.write(3.0, EVENTS[1], 7)
+    log.write(4.0, other, 8)
+    log.write(5.0, other, 7)
+    assert reader.read() == [(3.0, EVENTS[1]), (4.0, other)]
+    assert reader.read() == []
+    assert read_events(path) == [(1.0, other), (3.0, EVENTS[1]), (4.0, other)]
+    log.write(6.0, other)
+    log.write(7.0, other)
+    assert reader.read() == [(6.0, other), (7.0, other)], "what nobody decided can happen twice"
+    assert msgspec.json.decode(path.read_bytes().splitlines()[0])["decision"] == 7
+
+
+def test_a_log_that_has_become_shorter_is_another_one(path):
+    reader = EventReader(path)
+    write(path, (1.0, EVENTS[0]), (2.0, EVENTS[1]))
+    assert len(reader.read()) == 2
+    path.unlink()
+    write(path, (3.0, EVENTS[0]))
+    assert reader.read() == [(3.0, EVENTS[0])]
 
 
 def test_an_empty_log_has_no_events(path):

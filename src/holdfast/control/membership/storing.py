@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -13,12 +14,13 @@ from holdfast.control.membership.cadence import Cadence
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.roster import Roster
 from holdfast.control.membership.running import Running
-from holdfast.control.membership.state import Membership, Phase
+from holdfast.control.membership.state import Membership, Output, Phase, Record
 from holdfast.control.messages import Ended
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.storage.checkpoints import Shard
+from holdfast.telemetry.events import Event
 
 __all__ = ["StoredDecision", "counted", "restore", "to_store"]
 
@@ -27,11 +29,13 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """All that a coordinator which is started again must know, as it was after one decision.
 
     The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions;
-    ``processes`` are those of the roster, which has none here; ``committing`` are of the checkpoints;
+    ``recorded`` are the events that
+    it is told by; ``processes`` are those of the roster, which has none here; ``committing`` are of the checkpoints;
     ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0 without one.
     """
 
     revision: int
+    recorded: tuple[Event, ...] = ()
     generation: int
     job: str = ""
     generations: int = 0
@@ -91,8 +95,11 @@ def _intervals(state: Membership) -> tuple[int, int]:
     return (state.cadence.every, state.cadence.wanted) if state.cadence is not None else (0, 0)
 
 
-def to_store(before: Membership, after: Membership) -> StoredDecision | None:
+def to_store(before: Membership, after: Membership, outputs: Sequence[Output] = ()) -> StoredDecision | None:
     """Returns what must be durable before anybody hears of it; None if ``after`` decided nothing of that kind.
+
+    ``outputs``: what is to be sent and recorded then; what is recorded is stored with it, as whoever stores it may die
+    before that.
 
     Nor is anything that follows upon a past which is not known: it would pass for one that is.
     """
@@ -101,6 +108,7 @@ def to_store(before: Membership, after: Membership) -> StoredDecision | None:
     every, wanted = _intervals(after)
     return StoredDecision(
         revision=after.revision,
+        recorded=tuple(each.event for each in outputs if isinstance(each, Record)),
         generation=after.generation,
         job=after.rules.job,
         generations=after.generations,

@@ -20,7 +20,7 @@ from holdfast.runtime.injection.planned import WorkerFaults
 from holdfast.runtime.isolation import wait_until_cut
 from holdfast.runtime.transport.around import TransportAround
 from holdfast.runtime.transport.port import SumHandle, SumKey, Transport
-from holdfast.telemetry.events import Event, EventLog, FaultInjected, Summed, read_events_from
+from holdfast.telemetry.events import Event, EventLog, EventReader, FaultInjected, Summed
 
 __all__ = ["Means", "OnThisProcess", "WorkerInjector", "strike_worker"]
 
@@ -123,10 +123,9 @@ class OnThisProcess:
         self, workers: Collection[WorkerId], told: Callable[[Event], bool], over: Callable[[], bool] = lambda: False
     ) -> None:
         """Looks into the log until each of these has told this, or nobody waits for them any more."""
-        missing, at = {str(worker) for worker in workers}, 0
+        missing, log = {str(worker) for worker in workers}, EventReader(self.log.path)
         while True:
-            events, at = read_events_from(self.log.path, at)
-            missing -= {getattr(event, "worker", "") for _, event in events if told(event)}
+            missing -= {getattr(event, "worker", "") for _, event in log.read() if told(event)}
             if not missing or over():
                 return
             time.sleep(_LOOK_S)

@@ -138,6 +138,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
         membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, contact=contact)
     coordinator = Coordinator(
         membership=membership,
+        recorded=() if stored is None else stored.recorded,
         leading=leading,
         log=log,
         remarks=remarks,

@@ -91,6 +91,7 @@ class NodeAgent:
     group: WorkerGroup = field(init=False)
     _client: ControlClient = field(init=False)
     _preempted: bool = False
+    _told: set[Told] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Nothing is connected or started yet."""
@@ -170,7 +171,8 @@ class NodeAgent:
         match command:
             case Gathered(missing=missing, of=of):
                 teller.prepare("starting workers" if missing else "waiting for the first step", missing, of)
-            case Told(news=news):
+            case Told(news=news) if command not in self._told:
+                self._told |= {command} if command.decision else set()
                 teller.say(self.reporter.tell(news, time.monotonic()))
             case Progress():
                 self._progress(command)
