@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.decisions import as_read
-from tests.processes import named, process_of
+from tests.processes import NODE, named
+from tests.processes import process_of as process_here
 
 from holdfast.control.membership import (
     Closed,
@@ -53,6 +54,7 @@ from holdfast.control.messages import (
     WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
 from holdfast.core.validate import validate
 from holdfast.core.work import Busy, WorkPhase
@@ -63,7 +65,15 @@ from holdfast.telemetry.events import Detected, Installed, Parted
 STEPS = 9
 DURABLE = ("generation", "generations", "grid", "roster", "running", "restoring", "exceptions", "ended")
 OUTSIDERS = (WorkerId(8, 0), WorkerId(9, 1))
+OTHER = NodeId(name="there", nonce=16 * "b")
+NODES = (NODE, OTHER)
 FOR_THE_AGENT = (Progress, Fence, StartWorker, Ended, Remark)
+
+
+def process_of(worker, number):
+    """A process of a worker; those of every other pipeline are on another node."""
+    process = process_here(worker, number)
+    return process if worker is None else replace(process, node=NODES[worker.pipeline % 2])
 
 
 class Cluster(RuleBasedStateMachine):
@@ -75,8 +85,9 @@ class Cluster(RuleBasedStateMachine):
         more=st.integers(0, 2),
         microbatches=st.integers(1, 2),
         begun=st.integers(0, 9),
+        agents=st.integers(0, 2),
     )
-    def start(self, pipelines, stages, more, microbatches, begun):
+    def start(self, pipelines, stages, more, microbatches, begun, agents):
         plan = regular_plan(pipelines, split_evenly(stages + more, stages), microbatches)
         self.workers = plan.workers
         """Everyone who ever came, or is to come at first."""
@@ -98,6 +109,8 @@ class Cluster(RuleBasedStateMachine):
         """Every plan that was ever told, by its generation."""
         self.ended: list = []
         self.preempted = False
+        for node in NODES[:agents]:
+            self.an_agent_attaches(node)
         if begun:
             self.everyone_attaches()
             self.things_go_on_further()
@@ -191,6 +204,8 @@ class Cluster(RuleBasedStateMachine):
         assert frozenset(after.contact.detached) <= after.present | after.roster.spares
         unborn = after.generation == 0  # then nobody is lost, and who did not come is started again
         assert after.roster.expected <= (after.vacancies.starting.again if unborn else after.missing)
+        assert after.roster.where.keys() <= after.roster.expected
+        assert set(after.roster.where.values()) <= set(after.contact.agents) or not after.contact.agents
         assert after.roster.kept <= after.roster.lost
         assert not (after.exceptions.blame and after.roster.kept), "who has stopped is back, to save what it holds"
         for plan in (after.running.plan, after.running.upcoming and after.running.upcoming.plan):
@@ -210,13 +225,19 @@ class Cluster(RuleBasedStateMachine):
             assert all(type(tell.command) in answers and tell.to == event.worker for tell in tells)
             return
         for tell in tells:
-            assert (tell.to is None) == isinstance(tell.command, FOR_THE_AGENT)
+            farewell = isinstance(tell.command, Expel) and tell.node is not None
+            assert (tell.to is None) == (isinstance(tell.command, FOR_THE_AGENT) or farewell)
+            if isinstance(tell.command, StartWorker):
+                assert tell.node in after.contact.here, "only who is there is asked"
+                assert after.phase is Phase.ENDED or after.roster.where[tell.command.worker] == tell.node
+            if isinstance(tell.command, Fence):
+                assert tell.node == tell.command.process.node
             if tell.to in after.roster.lost:
                 stopped = after.roster.kept | before.roster.spares | {each.worker for each in before.unjudged}
                 assert isinstance(tell.command, (Attached, Shutdown, Expel) if tell.to in stopped else Expel)
             elif tell.to is not None:
                 assert tell.to in self.workers
-            if isinstance(tell.command, Expel):
+            if isinstance(tell.command, Expel) and tell.to is not None:
                 self.expelled.add((tell.to, tell.process))
         members = {
             (worker, after.roster.processes[worker])
@@ -226,9 +247,9 @@ class Cluster(RuleBasedStateMachine):
         assert not members & self.expelled, "nobody who was sent away is a member"
         told = [(tell.command.worker, tell.command.process) for tell in tells if isinstance(tell.command, Fence)]
         if isinstance(event, Hello) and event.worker is None:
-            assert {worker for worker, _ in told} == set(after.roster.lost - after.roster.kept), (
-                "an agent that is back hears of all"
-            )
+            lost = set(after.roster.lost - after.roster.kept)
+            its = {worker for worker in lost if after.roster.processes[worker].node == event.process.node}
+            assert {worker for worker, _ in told} == its, "an agent that is back hears of all that were on its node"
             told = [each for each in told if each not in self.fenced]
         self.fenced += told
         assert len(set(self.fenced)) == len(self.fenced), "each process is fenced once"
@@ -392,6 +413,8 @@ class Cluster(RuleBasedStateMachine):
             and not before.contact.returned
             and before.running.upcoming is None
             and not before.roster.entering
+            and before.alive
+            and not before.roster.spares  # one that is to enter by then, and connects again, does so anew
             and set(before.running.plan.workers if before.running.plan else ()) == set(before.alive)
         ):
             assert self.state.generation == before.generation, "they all run it: nothing is interrupted"
@@ -456,7 +479,8 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def offer(self, data):
-        self.give(WorkerOffer(worker=data.draw(st.none() | st.sampled_from(self.workers))))
+        node = data.draw(st.sampled_from(NODES))
+        self.give(WorkerOffer(worker=data.draw(st.none() | st.sampled_from(self.workers)), node=node))
 
     @rule(data=st.data())
     def synced(self, data):
@@ -491,9 +515,28 @@ class Cluster(RuleBasedStateMachine):
         for worker in data.draw(st.permutations([*self.state.alive, *self.state.roster.arriving])):
             self.cross(worker, upcoming)
 
-    @rule()
-    def the_agent_attaches(self):
-        self.give(Hello(worker=None, process=process_of(None, 1), preempted=self.preempted))
+    @rule(node=st.sampled_from(NODES))
+    def an_agent_attaches(self, node):
+        self.give(Hello(worker=None, process=replace(process_of(None, 1), node=node), preempted=self.preempted))
+
+    @rule(node=st.sampled_from(NODES))
+    def an_agent_is_gone(self, node):
+        if node in self.state.contact.here:
+            self.give(Closed(worker=None, process=replace(process_of(None, 1), node=node)))
+
+    @rule(node=st.sampled_from(NODES))
+    def a_node_is_gone(self, node):
+        """All that was connected from there, too, and does not come back."""
+        workers, here = self.state.roster.on(node), self.state.contact.here
+        for worker in workers:
+            self.give(Closed(worker=worker, process=self.state.roster.processes[worker]))
+        self.an_agent_is_gone(node)
+        self.tick(0.1)
+        if here == tuple(sorted(NODES)) and self.state.phase is not Phase.ENDED:
+            assert node not in self.state.contact.agents
+            assert self.state.generation == 0 or not set(workers) - self.state.roster.lost
+            assert node not in self.state.roster.where.values()
+            assert node not in {offer.node for offer in self.state.vacancies.offers}
 
     @precondition(lambda self: self.state.generation and not self.preempted)
     @rule(chance=st.integers(0, 4))
@@ -618,5 +661,5 @@ class Cluster(RuleBasedStateMachine):
         self.give(Tick())
 
 
-Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+Cluster.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestCluster = Cluster.TestCase

@@ -30,6 +30,7 @@ from holdfast.control.membership import (
     StoredDecision,
     Tell,
     Unadvised,
+    node_due,
     plan_recovery,
 )
 from holdfast.control.messages import (
@@ -85,8 +86,7 @@ class _End(enum.Enum):
 
 _Queue = asyncio.Queue[Command | _End]
 _Peer = tuple[WorkerId | None, Process | None]
-"""A worker and its process."""
-_AGENT: _Peer = (None, None)
+"""A worker, or an agent (None), and its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +158,13 @@ class Coordinator:
         self._committer = committer
         self._advisers = advisers
         self._directory = directory
-        self._queues: dict[_Peer, _Queue] = {_AGENT: asyncio.Queue()}
-        self._agent_here = asyncio.Event()
+        self._queues: dict[_Peer, _Queue] = {}
+        self._agents: dict[Process, bool] = {}
+        """Those that have attached, and whether they have a stream now."""
+        self._for_first: list[Command] = []
+        """What agents are to be told, before there has been any."""
+        self._agents_here = asyncio.Event()
+        self._looking: asyncio.TimerHandle | None = None
         self._goodbye = asyncio.Event()
         self._dying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,7 +177,8 @@ class Coordinator:
             if isinstance(output, Tell):
                 if isinstance(output.command, Install):
                     self._introduce(output)
-                self._tell(self._peer_of(output), output.command)
+                for peer in self._peers_of(output):
+                    self._tell(peer, output.command)
             elif isinstance(output, WriteManifest):
                 self._begin(self._commit(output))
 
@@ -195,11 +201,12 @@ class Coordinator:
         if self._directory is None or output.to is None:
             return
         if (meet := self._directory.news_for(output.to, self.decider.membership.roster.processes)) is not None:
-            self._tell(self._peer_of(output), meet)
+            for peer in self._peers_of(output):
+                self._tell(peer, meet)
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
-        peers = [self._peer_of(output) for output in outputs if isinstance(output, Tell)]
+        peers = [peer for output in outputs if isinstance(output, Tell) for peer in self._peers_of(output)]
         self.send(outputs)
         queues = [self._queues[peer] for peer in peers if peer in self._queues]
         self._dying = asyncio.get_running_loop().create_task(self._die_when_sent(queues, die))
@@ -209,10 +216,14 @@ class Coordinator:
             await asyncio.wait_for(asyncio.gather(*(queue.join() for queue in queues)), DRAIN_S)
         die()
 
-    def _peer_of(self, tell: Tell) -> _Peer:
-        if tell.to is None:
-            return _AGENT
-        return (tell.to, tell.process or self.decider.membership.roster.processes.get(tell.to))
+    def _peers_of(self, tell: Tell) -> Sequence[_Peer]:
+        """Whoever is to be told; what agents are to be told before there is one waits for the first."""
+        if tell.to is not None:
+            return [(tell.to, tell.process or self.decider.membership.roster.processes.get(tell.to))]
+        if not self._agents:
+            self._for_first.append(tell.command)
+        agents = (each for each in self._agents if tell.node is None or each.node.shares_agent(tell.node))
+        return [(None, process) for process in agents]
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -240,19 +251,37 @@ class Coordinator:
             queue.put_nowait(_End.DONE)
         if isinstance(command, Expel):
             del self._queues[to]  # what it still says is not heard
+            if to[0] is None and to[1] is not None:
+                self._agents.pop(to[1], None)
+                self._know_agents()
 
     def _queue_of(self, peer: _Peer) -> _Queue:
         """The queue of a new stream; the stream before it, if it still stands, ends.
 
-        While the agent is away, what it is to be told waits for it.
+        While an agent is away, what it is to be told waits for it.
         """
-        if peer == _AGENT and not self._agent_here.is_set():
-            self._agent_here.set()
-            return self._queues[peer]
-        if before := self._queues.get(peer):
+        worker, process = peer
+        before = self._queues.get(peer)
+        if worker is None and process is not None:
+            back, self._agents[process] = self._agents.get(process) is False, True
+            self._know_agents()
+            if back and before is not None:
+                return before
+        if before is not None:
             before.put_nowait(_End.REPLACED)
-        self._queues[peer] = asyncio.Queue()
-        return self._queues[peer]
+        queue = self._queues[peer] = asyncio.Queue()
+        if worker is None:
+            for command in self._for_first:
+                queue.put_nowait(command)
+            self._for_first.clear()
+        return queue
+
+    def _know_agents(self) -> None:
+        """Whether all agents that we know of have a stream, if there are any."""
+        if self._agents and all(self._agents.values()):
+            self._agents_here.set()
+        else:
+            self._agents_here.clear()
 
     async def attach(
         self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext, name: str = ""
@@ -263,7 +292,7 @@ class Coordinator:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
-        peer: _Peer = _AGENT if hello.worker is None else (hello.worker, hello.process)
+        peer: _Peer = (hello.worker, hello.process)
         if (name and str(hello.worker) != name) or not self._all_its_own(peer, first):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
@@ -306,15 +335,15 @@ class Coordinator:
         """Whether a peer speaks for nobody but itself; says so in the log if not."""
         foreign = next((each for each in messages if not may_say(*peer, each)), None)
         if foreign is not None:
-            who = "the agent" if peer == _AGENT else f"worker {peer[0]} (process {peer[1]})"
+            who = "an agent" if peer[0] is None else f"worker {peer[0]} (process {peer[1]})"
             self.decider.note(f"{who} sent a {type(foreign).__name__} that is not its own: its connection ends")
         return foreign is None
 
     def _on_gone(self, peer: _Peer) -> None:
         worker, process = peer
-        if worker is None:
-            self._queues[peer] = asyncio.Queue()
-            self._agent_here.clear()
+        if worker is None and process is not None:
+            self._queues[peer], self._agents[process] = asyncio.Queue(), False
+            self._know_agents()
         else:
             del self._queues[peer]
         self._take([Closed(worker=worker, process=process)])
@@ -322,10 +351,24 @@ class Coordinator:
     def _take(self, events: Sequence[Happening]) -> None:
         self.decider.take(events)
         self._part_if_over()
+        self._look_in_time()
 
     def _part_if_over(self) -> None:
         if self.decider.over:
             self._goodbye.set()
+
+    def _look_in_time(self) -> None:
+        """Sees to it that time passes when a node is to be held to be gone, which is sooner than it does otherwise."""
+        due = node_due(self.decider.membership)
+        if due is not None and self._looking is None and not self.decider.waits:
+            loop = asyncio.get_running_loop()
+            self._looking = loop.call_later(max(0.0, due - self.decider.awake()), self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self.decider.pass_time()
+        self._part_if_over()
+        self._look_in_time()
 
     async def run(self) -> bool:
         """Lets time pass until the job has ended and everyone was told; returns False if another one leads now.
@@ -343,9 +386,9 @@ class Coordinator:
             self._keep_planning()
         if decider.resigned:
             return False
-        until = decider.awake() + AGENT_S  # it may still be on its way, and waits to hear how the job ended
-        while not self._agent_here.is_set() and decider.awake() < until:
-            await _set_within(self._agent_here, TICK_S)
+        until = decider.awake() + AGENT_S  # one may still be on its way, and waits to hear how the job ended
+        while not self._agents_here.is_set() and decider.awake() < until:
+            await _set_within(self._agents_here, TICK_S)
         return True
 
     def _keep_planning(self) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
 from holdfast.core.replay import Replay
@@ -307,9 +307,10 @@ class CaughtUp(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerOffer(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent can start a worker: in the place of ``worker``, or in any."""
+    """The agent of ``node`` can start a worker: in the place of ``worker``, or in any."""
 
     worker: WorkerId | None
+    node: NodeId
 
 
 class Preempted(_Wire, frozen=True, tag=True, kw_only=True):
@@ -751,16 +752,24 @@ def parcels(encoded: list[bytes]) -> Iterator[bytes]:
 
 
 def may_say(worker: WorkerId | None, process: Process | None, message: Message) -> bool:
-    """Whether a message may come from this process of a worker, or from the agent (both None).
+    """Whether a message may come from this process of a worker, or (``worker`` None) of an agent.
 
-    Everyone speaks for itself; what happened to processes, and that new ones can be had, is for the agent to say.
+    ``process`` is None only of who says that it has failed before it had one. Everyone speaks for itself; what happened
+    to processes, and that new ones can be had, is for the agent of their node to say.
     """
     match message:
-        case Started() | Exited() | NodeLost() | WorkerOffer() | Preempted():
+        case Started(process=its) | Exited(process=its):
+            return worker is None and process is not None and its.node.shares_agent(process.node)
+        case WorkerOffer(node=node):
+            return worker is None and process is not None and node == process.node
+        case NodeLost() | Preempted():
             return worker is None
         case Hello(raised=Raised() as raised) if not may_say(worker, process, raised):
             return False
-    return message.worker == worker and (worker is None or getattr(message, "process", process) == process)
+        case Hello(worker=None):
+            told: tuple[Exited | Started, ...] = (*message.exits, *message.started)
+            return worker is None and message.process == process and all(may_say(None, process, each) for each in told)
+    return message.worker == worker and getattr(message, "process", process) == process
 
 
 def unpack(parcel: bytes) -> list[msgspec.Raw]:

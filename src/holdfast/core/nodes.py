@@ -19,7 +19,8 @@ class NodeId:
 
     Attributes:
         name: for people; whoever takes a node's place may have its name, too.
-        nonce: 16 hexadecimal digits that its agent has drawn, which tell it from all others.
+        nonce: 16 hexadecimal digits that its agent has drawn, which tell it from all others; parts of one machine, for
+            all of which one agent is there, have that in common.
     """
 
     name: str
@@ -32,6 +33,10 @@ class NodeId:
 
     def __str__(self) -> str:
         return self.name
+
+    def shares_agent(self, other: NodeId) -> bool:
+        """Whether the same agent is there for both."""
+        return self.nonce == other.nonce
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -68,6 +68,7 @@ __all__ = ["Outcome", "Prepared", "simulate"]
 
 _MOST_PLANS = 512
 _NODE = NodeId(name="simulated", nonce=16 * "0")
+_AGENT = Process(_NODE, 0, _NODE.nonce)
 _UNWATCHED = Watch(limit_s=1e12)
 """Nobody is held for lost for being silent: what is simulated is heard of at once, or after ``detect_s``."""
 
@@ -335,7 +336,7 @@ class _Run:
             if self._machines.wanted:
                 self._start(self._machines.wanted.popleft())
             else:
-                self._give(WorkerOffer(worker=None))
+                self._give(WorkerOffer(worker=None, node=_NODE))
 
     def _machine_leaves(self, each: Happening) -> None:
         for worker in sorted(self._machines.hosted.get(each.machine, ())):
@@ -406,10 +407,11 @@ class _Run:
         self._machines.host_all(self._job.plan.workers)
         self._generations += self._state.generations
         self._state, self._answered = self._fresh(self._steps.number), None
+        self._give(Hello(worker=None, process=_AGENT))
         for worker in self._job.plan.workers:
             self._attach(worker)
         for _ in range(self._machines.vacant):
-            self._give(WorkerOffer(worker=None))
+            self._give(WorkerOffer(worker=None, node=_NODE))
 
     def _attach(self, worker: WorkerId) -> None:
         number = next(self._processes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 
 from holdfast.control.membership import Handover, Membership, Stay
 from holdfast.core.faults import Fault
@@ -139,6 +140,10 @@ class Scenario:
         spares: (when it is started, whose) further processes, that nobody asked for.
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
+        agents: how many there are; nodes are shared out among them, in order.
+        agent_deaths: (when, which): an agent dies with all workers that it has started, in virtual seconds.
+        broken_agents: (when, whose) connections to the coordinator break, as ``broken_streams`` do.
+        more_agents: (when, how many workers it can start): a further agent comes.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
         sets_interval: whether CheckFreq's rule changes that as it runs.
         synchronous: whether training stands still until a checkpoint is written.
@@ -182,6 +187,10 @@ class Scenario:
     spares: tuple[tuple[float, WorkerId], ...] = ()
     ties: tuple[tuple[int, ...], ...] = ()
     workers_per_node: int = 1
+    agents: int = 1
+    agent_deaths: tuple[tuple[float, int], ...] = ()
+    broken_agents: tuple[tuple[float, int], ...] = ()
+    more_agents: tuple[tuple[float, int], ...] = ()
     checkpoint_every: int = 0
     sets_interval: bool = False
     synchronous: bool = False
@@ -206,6 +215,12 @@ class Scenario:
     def nodes(self) -> tuple[tuple[WorkerId, ...], ...]:
         """The workers of each node."""
         return group_into_nodes(self.plan.workers, self.workers_per_node)
+
+    @property
+    def begins_on(self) -> list[tuple[WorkerId, ...]]:
+        """The workers with which the job begins, by agent."""
+        share = -(-len(self.nodes) // self.agents)
+        return [tuple(chain(*self.nodes[at : at + share])) for at in range(0, len(self.nodes), share)]
 
     @property
     def sampling(self) -> Sampling | None:

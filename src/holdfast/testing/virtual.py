@@ -8,11 +8,12 @@ history.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.control.detection import Watch
 from holdfast.control.membership import Closed, Membership, Restoring, Tell
-from holdfast.control.messages import Command, Ended, StateAt
+from holdfast.control.messages import Ended, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
@@ -23,17 +24,20 @@ from holdfast.planning.maker import PROVING
 from holdfast.planning.replays import Logging
 from holdfast.planning.training import Terms
 from holdfast.recovery.rules import JobRules
+from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.strategies.registry import strategy_named
 from holdfast.testing.scenario import Pause, Scenario, VirtualResult
 from holdfast.testing.virtual_agent import VirtualAgent
 from holdfast.testing.virtual_coordinator import VirtualCoordinator, VirtualStore
-from holdfast.testing.virtual_links import AGENT, ControlLinks
+from holdfast.testing.virtual_links import ControlLinks
 from holdfast.testing.virtual_log import VirtualLog
 from holdfast.testing.virtual_time import VirtualTime
 from holdfast.testing.virtual_worker import HANG_S
 from holdfast.testing.world import World
 
 __all__ = ["VirtualCluster"]
+
+_MOST_DEATHS, _WITHIN_S = 5, 10.0
 
 
 class VirtualCluster:
@@ -60,8 +64,8 @@ class VirtualCluster:
         )
         rules = _rules(scenario, terms)
         self._world = World(scenario=scenario, rules=rules, time=time, links=self._links, log=self._log)
-        self._agent = VirtualAgent(self._world, self._restart_coordinator)
-        self._for_agent: list[Command] = []
+        self._agents = [VirtualAgent(self._world, *each) for each in enumerate(scenario.begins_on)]
+        self._supervisor = _supervisor(time, self._log, self._restart_coordinator)
         self._ended: Ended | None = None
         self._store = VirtualStore()
         self._begins = _begins(rules, plan)
@@ -77,15 +81,21 @@ class VirtualCluster:
             InternalError: nothing can happen any more though the job has not ended, or the limit has passed.
         """
         scenario, time = self._scenario, self._time
-        self._agent.begin()
-        self._attach_agent()
+        for agent in self._agents:
+            agent.begin()
         self._coordinator.run(again=False)
         for at, who in scenario.broken_streams:
             time.after(at, lambda at=at, who=who: self._break_stream(at, who))  # type: ignore[misc]
         for at, who in scenario.spares:
-            time.after(at, lambda who=who: self._agent.start_spare(who))  # type: ignore[misc]
+            time.after(at, lambda who=who: self._agents[0].start_spare(who))  # type: ignore[misc]
         if scenario.preempted_at is not None:
-            time.after(scenario.preempted_at, self._agent.preempt)
+            time.after(scenario.preempted_at, self._agents[0].preempt)
+        for at, number in scenario.agent_deaths:
+            time.after(at, lambda at=at, number=number: self._kill_agent(at, number))  # type: ignore[misc]
+        for at, number in scenario.broken_agents:
+            time.after(at, lambda at=at, number=number: self._break_agent(at, number))  # type: ignore[misc]
+        for at, offers in scenario.more_agents:
+            time.after(at, lambda at=at, offers=offers: self._add_agent(at, offers))  # type: ignore[misc]
         for pause in scenario.pauses:
             time.after(pause.at, lambda pause=pause: self._pause(pause))  # type: ignore[misc]
         for at, away_s in scenario.coordinator_deaths:
@@ -144,39 +154,29 @@ class VirtualCluster:
         self._log.fire(f"kill-coordinator#{at}")
         self._coordinator.alive = False
         self._links.cut_all()
-        self._for_agent.clear()
-        self._agent.coordinator_died(away_s)
+        for agent in self._agents:
+            agent.forget()
+        self._supervisor.on_ended(away_s, -9)
 
     def _restart_coordinator(self) -> None:
         self._coordinator = self._make_coordinator()
         self._coordinator.run(again=True)
-        self._time.after(self._time.draw(self._scenario.delays.reattach), self._attach_agent)
-        for process in self._agent.processes.all.values():
+        for agent in self._agents:
+            agent.reattach()
+        for process in self._world.processes.values():
             process.reattach()
 
     # Who speaks with whom.
 
-    def _attach_agent(self) -> None:
-        if self._coordinator.alive:
-            self._links.open(AGENT, self._agent.hello())
-            waiting, self._for_agent = self._for_agent, []
-            for command in waiting:
-                self._tell_agent(command)
-
-    def _tell_agent(self, command: Command) -> None:
-        """What the agent is to be told while it is away waits for it."""
-        if self._links.is_open(AGENT):
-            self._links.tell(AGENT, lambda: self._agent.obey(command))
-        else:
-            self._for_agent.append(command)
-
     def tell(self, tell: Tell, process: Process | None) -> None:
         """See :class:`holdfast.testing.virtual_coordinator.Telling`."""
-        if process is None:
-            self._tell_agent(tell.command)
-        else:
-            to = self._agent.processes.all[process]
+        if process is not None:
+            to = self._world.processes[process]
             self._links.tell(process, lambda: to.deliver(tell.command))
+            return
+        for agent in self._agents:
+            if tell.node is None or agent.process.node.shares_agent(tell.node):
+                agent.tell(tell.command)
 
     # What strikes besides scheduled faults.
 
@@ -189,12 +189,52 @@ class VirtualCluster:
             self._coordinator.take(Closed(worker=worker, process=running.process))
             running.reattach()
 
+    def _kill_agent(self, at: float, number: int) -> None:
+        """A node dies, with all on it."""
+        if self._agents[number].alive:
+            self._log.fire(f"kill-agent:{number}#{at}")
+            self._agents[number].kill()
+
+    def _break_agent(self, at: float, number: int) -> None:
+        """An agent's connection breaks; it connects again."""
+        agent = self._agents[number]
+        if self._links.is_open(agent.process):
+            self._log.fire(f"break-agent:{number}#{at}")
+            self._links.cut(agent.process)
+            self._coordinator.take(Closed(worker=None, process=agent.process))
+            agent.reattach()
+
+    def _add_agent(self, at: float, offers: int) -> None:
+        """A further node is there, on which so many workers can be started."""
+        self._log.fire(f"add-agent:{offers}#{at}")
+        self._agents.append(VirtualAgent(self._world, len(self._agents), (), offers))
+        self._agents[-1].begin()
+
     def _pause(self, pause: Pause) -> None:
         """Stops processes. What they would do happens when they go on; what is under way between them arrives."""
         for worker in filter(self._world.living, pause.workers):
             self._world.running[worker].asleep.fall(pause)
         if pause.coordinator:
             self._coordinator.asleep.fall(pause)
+
+
+def _supervisor(time: VirtualTime, log: VirtualLog, restart: Callable[[], None]) -> Supervisor[float]:
+    """What starts a coordinator again that has died: it is told how many seconds that takes."""
+
+    def later(delay_s: float, again: StartAgain[float]) -> None:
+        time.after(delay_s + again.spec, lambda: supervisor.again(again))
+
+    supervisor: Supervisor[float] = Supervisor(
+        start=lambda away_s: restart(),
+        later=later,
+        clock=lambda: time.now,
+        awake=lambda: time.now,
+        log=log,
+        delay_s=0.0,
+        patience_s=0.0,
+        limit=RestartLimit(num_restarts=_MOST_DEATHS, within_s=_WITHIN_S),
+    )
+    return supervisor
 
 
 def _terms(scenario: Scenario) -> Terms:

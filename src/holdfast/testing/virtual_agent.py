@@ -1,42 +1,40 @@
-"""The agent of a simulated job: the real worker group and supervisor, over processes that are simulated."""
+"""The agents of a simulated job: the real worker group, over processes that are simulated."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
-from holdfast.control.messages import Command, Hello, Preempted, StartWorker
+from holdfast.control.membership import Closed
+from holdfast.control.messages import Command, Expel, Message, Preempted, StartWorker
+from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.runtime.injection.node import NodeFaults
 from holdfast.runtime.node.children import Child
-from holdfast.runtime.node.supervision import RestartLimit, StartAgain, Supervisor
 from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.testing.scenario import Range
-from holdfast.testing.virtual_links import AGENT
+from holdfast.testing.virtual_links import agent_number, process_on
 from holdfast.testing.virtual_worker import VirtualWorker
 from holdfast.testing.world import World
 
 __all__ = ["VirtualAgent", "VirtualProcesses"]
 
-_MOST_DEATHS, _WITHIN_S = 5, 10.0
-
 
 class VirtualProcesses:
     """See :class:`holdfast.runtime.node.worker_group.Processes`.
 
-    Attributes:
-        all: all that were ever started.
+    Args:
+        world: what they live in.
+        agent: that starts them.
     """
 
-    def __init__(self, world: World) -> None:
-        self.all: dict[Process, VirtualWorker] = {}
+    def __init__(self, world: World, agent: Process) -> None:
         self._by_child: dict[Child, VirtualWorker] = {}
         self._world = world
+        self._agent = agent
 
     def start(self, main: Callable[..., None], /, *arguments: Any, name: str) -> Child:
         """Starts a worker; ``arguments``: what it is told."""
@@ -46,15 +44,15 @@ class VirtualProcesses:
         joins = worker in world.running
         deaths = dict([scenario.kill_joiner_at_effect] if scenario.kill_joiner_at_effect else ())
         dies_at = (deaths if joins else dict(scenario.kill_at_effect)).get(worker)
-        process = replace(AGENT, nonce=nonce)
+        process = process_on(self._agent, nonce)
         child, made = Child(pid=process.pid, name=name), VirtualWorker(worker, process, faults, dies_at, world)
-        self.all[process] = self._by_child[child] = world.running[worker] = made
+        world.processes[process] = self._by_child[child] = world.running[worker] = made
         return child
 
     def attend(self, child: Child, on_end: Callable[[Child], None], /) -> None:
         """Lets it begin."""
         delays, process = self._world.scenario.delays, self._by_child[child]
-        first = len(self.all) <= len(self._world.scenario.plan.workers)
+        first = len(self._world.processes) <= len(self._world.scenario.plan.workers)
 
         def ended(status: int) -> None:
             child.status = status
@@ -71,49 +69,47 @@ class VirtualProcesses:
 
 
 class VirtualAgent:
-    """Starts workers, and coordinators that died.
+    """The agent of one node: starts workers there, and is told what to do while it lives and has a connection.
 
     Args:
         world: what it lives in.
-        start_coordinator: starts one again.
+        number: of the node.
+        workers: with which the job begins there.
+        offers: how many more it could start.
     """
 
-    def __init__(self, world: World, start_coordinator: Callable[[], None]) -> None:
-        scenario = world.scenario
-        self.processes = VirtualProcesses(world)
+    def __init__(self, world: World, number: int, workers: Sequence[WorkerId], offers: int = 0) -> None:
+        self.process = agent_number(number)
+        self.alive = True
         self._world = world
         self._preempted = False
-        self._nodes = scenario.nodes
+        self._workers = workers
+        self._waiting: list[Command] = []
+        """What it is to be told once it has a connection again."""
         self._group = WorkerGroup(
-            children=self.processes,
-            node=AGENT.node,
-            node_of=lambda worker: AGENT.node,
+            children=VirtualProcesses(world, self.process),
+            node=self.process.node,
+            node_of=lambda worker: self.process.node,
             spec_of=lambda worker, nonce, begins: (worker, nonce, ()),
-            draw=map("{:016x}".format, itertools.count(1)).__next__,
-            send=lambda message: world.links.say(AGENT, message),
+            draw=world.draw_nonce,
+            send=self._say,
             log=world.log,
             grace_s=0.0,
             clock=lambda: world.time.now,
             later=world.time.after,
         )
-        if scenario.faults:
-            self._faults().put_around(self._group)
-        self._supervisor: Supervisor[float] = Supervisor(
-            start=lambda away_s: start_coordinator(),
-            later=self._later,
-            clock=lambda: world.time.now,
-            awake=lambda: world.time.now,
-            log=world.log,
-            delay_s=0.0,
-            patience_s=0.0,
-            limit=RestartLimit(num_restarts=_MOST_DEATHS, within_s=_WITHIN_S),
-        )
+        if world.scenario.faults:
+            self._faults(number).put_around(self._group)
+        for _ in range(offers):
+            self._group.offer(None)
 
-    def _faults(self) -> NodeFaults:
+    def _faults(self, number: int) -> NodeFaults:
+        """Those of its own workers; whoever joins is offered by the first one."""
         world = self._world
+        offers = number == 0
         return NodeFaults(
-            faults=world.scenario.faults,
-            nodes=self._nodes,
+            faults=tuple(fault for fault in world.scenario.faults if offers or fault.kind is not FaultKind.JOIN),
+            nodes=world.scenario.nodes,
             tell=lambda spec, own: (*spec[:2], own),
             cut=self._cut,
             log=world.log,
@@ -121,37 +117,66 @@ class VirtualAgent:
         )
 
     def begin(self) -> None:
-        """Starts all workers of the job."""
-        for worker in self._world.scenario.plan.workers:
+        """Starts the workers with which the job begins, and connects."""
+        for worker in self._workers:
             self._group.start(worker)
+        self.attach()
 
     def start_spare(self, worker: WorkerId) -> None:
         """Starts a process that nobody asked for."""
         self._group.start(worker)
 
-    def _later(self, delay_s: float, again: StartAgain[float]) -> None:
-        """A coordinator takes its time to start."""
-        self._world.time.after(delay_s + again.spec, lambda: self._supervisor.again(again))
+    def attach(self) -> None:
+        """Connects, if there is a coordinator."""
+        links = self._world.links
+        if not self.alive or links.is_open(self.process):
+            return
+        links.open(self.process, replace_struct(self._group.hello(), process=self.process, preempted=self._preempted))
+        if links.is_open(self.process):
+            waiting, self._waiting = self._waiting, []
+            for command in waiting:
+                self.tell(command)
 
-    def coordinator_died(self, away_s: float) -> None:
-        """It is started again; ``away_s``: how long that takes."""
-        self._supervisor.on_ended(away_s, -9)
+    def reattach(self) -> None:
+        """Connects again, after a while."""
+        self._world.after(self._world.scenario.delays.reattach, self.attach)
 
-    def hello(self) -> Hello:
-        """What a coordinator is told that may know nothing."""
-        return replace_struct(self._group.hello(), process=AGENT, preempted=self._preempted)
+    def tell(self, command: Command) -> None:
+        """The coordinator tells it something; while it is away, that waits, unless it is held to be gone."""
+        if self._world.links.is_open(self.process):
+            self._world.links.tell(self.process, lambda: self._obey(command))
+        elif isinstance(command, Expel):
+            self._waiting.clear()
+        else:
+            self._waiting.append(command)
+
+    def forget(self) -> None:
+        """The coordinator is gone, and what it wanted to tell with it."""
+        self._waiting.clear()
+
+    def kill(self) -> None:
+        """It dies, and whatever it has started with it; nobody tells of that but connections that close."""
+        self.alive = False
+        for worker in sorted(self._group.running):
+            self._world.running[worker].kill()
+        self._world.links.hang_up(self.process, Closed(worker=None, process=self.process))
 
     def preempt(self) -> None:
         """The job is to end."""
         self._preempted = True
-        self._world.links.say(AGENT, Preempted())
+        self._say(Preempted())
 
-    def obey(self, command: Command) -> None:
-        """Takes a command."""
+    def _say(self, message: Message) -> None:
+        if self.alive:
+            self._world.links.say(self.process, message)
+
+    def _obey(self, command: Command) -> None:
+        if not self.alive:
+            return
         if isinstance(command, StartWorker):
             self._group.expect(command.worker)
         self._group.obey(command)
 
     def _cut(self, node: int) -> None:
-        for worker in self._nodes[node]:
+        for worker in self._world.scenario.nodes[node]:
             self._world.running[worker].stop()

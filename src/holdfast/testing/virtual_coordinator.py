@@ -10,7 +10,16 @@ from holdfast.control.chain.entry import Entry
 from holdfast.control.chain.leading import Stored
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening
-from holdfast.control.membership import Improved, Membership, Output, StoredDecision, Tell, plan_recovery, restore
+from holdfast.control.membership import (
+    Improved,
+    Membership,
+    Output,
+    StoredDecision,
+    Tell,
+    node_due,
+    plan_recovery,
+    restore,
+)
 from holdfast.control.messages import Ended
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
@@ -107,6 +116,7 @@ class VirtualCoordinator:
         self._telling = telling
         self._ended = ended
         self._recorded: tuple[Event, ...] = ()
+        self._due: float | None = None
         if (stored := store.latest()) is not None:
             self._recorded = stored.recorded
             begins = restore(begins, stored, reattach_until=self.asleep.awake_s() + REATTACH_S)
@@ -144,6 +154,13 @@ class VirtualCoordinator:
         if offer := self._scenario.better(before):
             self.take(Improved(lost=before.absent, offer=offer))
 
+    def _look(self) -> None:
+        """A node is to be held to be gone, unless its agent is back."""
+        self._due = None
+        if self.alive and not self.asleep.puts_off(self._look):
+            self.decider.pass_time()
+            self._complain()
+
     def _answer(self, before: Membership, lost: frozenset[WorkerId], recovery: RecoveryPlan | HoldfastError) -> None:
         """What was prepared is there, after the time of a message, if we live that long."""
         if self.alive and not self.asleep.puts_off(lambda: self._answer(before, lost, recovery)):
@@ -158,7 +175,11 @@ class VirtualCoordinator:
         self._complain()
 
     def _complain(self) -> None:
-        """A bug of ours ends a real job; here it is to be seen."""
+        """A bug of ours ends a real job; here it is to be seen. And whoever is soon held to be gone is looked for."""
+        due = node_due(self.decider.membership)
+        if due is not None and not self.decider.waits and due != self._due:
+            self._due = due
+            self._time.after(max(0.0, due - self.asleep.awake_s()), self._look)
         ended = self.decider.membership.ended
         if ended is not None and ended.detail.startswith("coordinator: "):
             raise InternalError(ended.detail)

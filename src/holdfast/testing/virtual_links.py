@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from holdfast.control.decider import Happening
 from holdfast.control.membership import Closed
@@ -12,12 +13,25 @@ from holdfast.core.nodes import NodeId, Process
 from holdfast.testing.scenario import Range
 from holdfast.testing.virtual_time import VirtualTime
 
-__all__ = ["AGENT", "ControlLinks"]
+__all__ = ["ControlLinks", "agent_number", "process_on"]
 
-_NODE = NodeId(name="simulated", nonce=16 * "0")
 _PID = 7
 """Of all processes, as in containers: nothing may go by it."""
-AGENT = Process(_NODE, _PID, _NODE.nonce)
+
+
+def agent_number(number: int) -> Process:
+    """Returns the process of an agent, counted from 0."""
+    node = NodeId(name=f"node-{number}", nonce=f"{number:016x}")
+    return Process(node, _PID, node.nonce)
+
+
+def process_on(agent: Process, nonce: str) -> Process:
+    """Returns a process that an agent starts."""
+    return replace(agent, nonce=nonce)
+
+
+def _is_agent(process: Process) -> bool:
+    return process.nonce == process.node.nonce
 
 
 class ControlLinks:
@@ -59,7 +73,7 @@ class ControlLinks:
         """A process sends; while it has no connection, its messages wait, but for what its hello says too."""
         if process in self._open:
             self._carry(process, "up", lambda: self._up(message))
-        elif process != AGENT and not isinstance(message, Heartbeat | Strike | Leaving | Dormant):
+        elif not _is_agent(process) and not isinstance(message, Heartbeat | Strike | Leaving | Dormant):
             self._outboxes[process].append(message)
 
     def tell(self, process: Process, deliver: Callable[[], None]) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["World", "WouldBlock", "copied"]
 
 
+_FIRST_NONCE = 1 << 32
+
+
 class WouldBlock(Exception):
     """A port of a simulated process, where a real one waits: to be called again once something has changed."""
 
@@ -42,6 +45,7 @@ class World:
         log: what happened.
         running: the newest process of each worker.
         mail: what is on its way between workers.
+        processes: all that were ever started.
         logged: what each process has logged; what it has replayed, apart.
         served: in a generation, to a worker, by another: each layer's state, and whether it is exact.
         stored: what was pinned of a layer for a step.
@@ -58,6 +62,7 @@ class World:
     log: VirtualLog
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
     mail: Mail[Any] = field(default_factory=Mail)
+    processes: dict[Process, VirtualWorker] = field(default_factory=dict)
     logged: dict[Process, list[VirtualStream]] = field(default_factory=dict)
     served: dict[tuple[int, WorkerId], dict[WorkerId, dict[int, tuple[bytes, bool]]]] = field(default_factory=dict)
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -69,6 +74,10 @@ class World:
     def after(self, limits: Range, act: Callable[[], None], channel: object = None) -> None:
         """Lets something happen after a delay between these limits."""
         self.time.after(self.time.draw(limits), act, channel)
+
+    def draw_nonce(self) -> str:
+        """Returns what tells a process from all others; those of agents are lower."""
+        return f"{_FIRST_NONCE + len(self.processes):016x}"
 
     def breaks_copy(self, worker: WorkerId) -> bool:
         """Whether a worker that was to get state gets none."""

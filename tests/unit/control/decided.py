@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.decisions import as_read
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 
 from holdfast.control.membership import GridState, Membership, Record, Tell, decide, restore, to_store
 from holdfast.control.messages import Hello, Joined, Status
@@ -23,7 +25,8 @@ class DecidedJob:
 
     def __init__(self, plan, *, steps=9, strategy="auto", wait_s=0.0, **state):
         rules = JobRules(steps=steps, strategy=strategy, directory="out", wait_s=wait_s)
-        self.blank = self.state = Membership(grid=GridState(baseline=plan), rules=rules, **state)
+        self.blank = Membership(grid=GridState(baseline=plan), rules=rules, **state)
+        self.state = replace(self.blank, contact=self.blank.contact.with_agent(NODE, 0.0))
         self.stored = None
         self.told, self.recorded = [], []
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import is_dataclass, replace
 
 import pytest
+from tests.processes import NODE
 
-from holdfast.control.membership import GridState, Membership, Roster, Tell
+from holdfast.control.membership import Contact, GridState, Membership, Roster, Tell
 from holdfast.control.membership.acting import _FUNCTIONS, carry_out, on_status
 from holdfast.control.messages import Install, Resume, StartWorker, StateAt, Status
 from holdfast.core.placement import split_evenly
@@ -34,6 +35,7 @@ STATE = Membership(
     rules=JobRules(steps=9, directory="out"),
     generation=1,
     roster=Roster(lost=frozenset({W10})),
+    contact=Contact(agents={NODE: None}),
 )
 LEFT = adaptive_plan(PLAN, [W10])
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 from tests.waiting import LIMIT_S
 
 from holdfast.control.client import ControlClient, _Outbox
@@ -236,7 +236,7 @@ FINISHED = Finished(worker=A, generation=1, step=3)
 IN_HELLO = [
     beat(1),
     Exited(worker=A, process=process_of(A, 1), status=-9),
-    WorkerOffer(worker=None),
+    WorkerOffer(worker=None, node=NODE),
     Strike(worker=A, spec="kill-node:0@1"),
     Leaving(worker=A),
     Dormant(worker=A, dormant=True),
@@ -265,13 +265,13 @@ def test_what_is_queued_while_the_hello_is_made_is_in_the_next_hello_or_sent_aft
         made = Hello(worker=None, process=process_of(None, 1), offers=tuple(offers))
         if not offers:  # it comes just too late for this hello
             offers.append(A)
-            outbox.put(WorkerOffer(worker=A))
+            outbox.put(WorkerOffer(worker=A, node=NODE))
         return made
 
     stream = outbox.open(hello)
-    outbox.put(WorkerOffer(worker=B))
+    outbox.put(WorkerOffer(worker=B, node=NODE))
     assert parcel(stream) == [Hello(worker=None, process=process_of(None, 1), offers=(A,))]
-    assert parcel(stream) == [WorkerOffer(worker=B)]
+    assert parcel(stream) == [WorkerOffer(worker=B, node=NODE)]
 
 
 def test_what_comes_after_the_hello_is_sent_and_the_stream_before_gets_nothing():

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import grpc
 import msgspec
 import pytest
 from tests.decisions import leading_in, newest_in, taken
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
@@ -46,6 +47,7 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
+    Started,
     Status,
     StepDone,
     Told,
@@ -57,6 +59,7 @@ from holdfast.control.messages import (
 )
 from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.excerpts import excerpts
+from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, CoordinatorUnavailable
@@ -76,6 +79,9 @@ from holdfast.telemetry.events import (
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
 TOKEN = "a-token-of-a-test"
+THERE = NodeId(name="there", nonce=16 * "b")
+LOST_B = Told(news=Detected(worker=str(B), how="process ended: signal 9", generation=1), decision=2)
+GONE_B = Told(news=Detected(worker=str(B), how="its node there is gone", generation=1), decision=2)
 RAISED = Raised(
     worker=B,
     process=process_of(B, 1),
@@ -122,8 +128,17 @@ class Service:
 
     def await_stream(self, worker):
         """Waits until a stream of this worker, or of the agent, is there."""
-        here = self.coordinator._agent_here
+        here = self.coordinator._agents_here
         until(lambda: (worker, process_of(worker, 1)) in self.coordinator._queues if worker else here.is_set())
+
+    def await_agents(self, number):
+        """Waits until so many agents have a stream."""
+        until(lambda: [*self.coordinator._agents.values()] == [True] * number)
+
+    def await_tick(self):
+        """Waits until time passes, which it does when this is over, and then not before a new TICK_S has."""
+        looked = self.coordinator.decider._looked_at
+        until(lambda: self.coordinator.decider._looked_at != looked)
 
     def join(self):
         self._thread.join(LIMIT_S)
@@ -132,7 +147,7 @@ class Service:
     def end(self):
         """Ends whatever is still going."""
         with contextlib.suppress(RuntimeError):  # its loop has ended already
-            self._loop.call_soon_threadsafe(self.coordinator._agent_here.set)  # else it is waited for
+            self._loop.call_soon_threadsafe(self.coordinator._agents_here.set)  # else it is waited for
             self._loop.call_soon_threadsafe(self.coordinator._goodbye.set)
         self.join()
 
@@ -140,11 +155,11 @@ class Service:
 class Client:
     """A worker, or the agent, spoken by the test."""
 
-    def __init__(self, address, worker, token=TOKEN, reattach_s=10.0):
+    def __init__(self, address, worker, token=TOKEN, reattach_s=10.0, node=NODE):
         self.worker = worker
         self._commands, self._shown = queue.SimpleQueue(), queue.SimpleQueue()
         self._closed = queue.SimpleQueue()
-        self.standing = Hello(worker=worker, process=process_of(worker, 1))
+        self.standing = Hello(worker=worker, process=replace(process_of(worker, 1), node=node))
         self._client = ControlClient(
             address,
             token,
@@ -167,6 +182,12 @@ class Client:
         assert isinstance(command, kind), command
         return command
 
+    def news(self):
+        """What it is told next for the user's eyes, besides who is awaited."""
+        while isinstance(told := self._shown.get(timeout=LIMIT_S), Gathered):
+            pass
+        return told
+
     def got_nothing(self):
         return self._commands.empty()
 
@@ -188,8 +209,8 @@ def service(tmp_path):
 def connect(service):
     clients = []
 
-    def make(worker, token=TOKEN):
-        clients.append(Client(service.address, worker, token))
+    def make(worker, token=TOKEN, **more):
+        clients.append(Client(service.address, worker, token, **more))
         return clients[-1]
 
     yield make
@@ -363,7 +384,7 @@ def test_a_worker_that_talks_nonsense_is_lost(service, connect, nonsense):
         Exited(worker=B, process=process_of(B, 1), status=-9),
         Exited(worker=A, process=process_of(A, 1), status=-9),
         NodeLost(node=0, workers=(B,)),
-        WorkerOffer(worker=None),
+        WorkerOffer(worker=None, node=NODE),
         Preempted(),
         Leaving(worker=B),
         Failure(worker=B, process=process_of(B, 1), error="no such data", user_fault=True),
@@ -409,6 +430,75 @@ def test_the_agent_does_not_speak_for_workers(service, connect):
     assert a.got_nothing()
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        Exited(worker=A, process=process_of(A, 1), status=-9),
+        Started(worker=A, process=process_of(A, 2)),
+        WorkerOffer(worker=None, node=NODE),
+        Hello(worker=None, process=process_of(None, 1)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_an_agent_does_not_speak_for_another_node(service, connect, forged):
+    attached(connect)
+    other = connect(None, node=THERE)
+    other.send(forged)
+    assert other.closed() is None
+    state = service.coordinator.decider.membership
+    assert (state.roster.lost, state.vacancies.offers, dict(state.vacancies.starting.since)) == (frozenset(), (), {})
+
+
+def test_an_agent_that_comes_with_news_of_another_node_is_refused(service):
+    exits = (Exited(worker=A, process=process_of(A, 1), status=-9),)
+    first = Hello(worker=None, process=replace(process_of(None, 1), node=THERE), exits=exits)
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(attach(iter([pack([encode(first)])]), metadata=((TOKEN_KEY, TOKEN),), timeout=LIMIT_S))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert not service.coordinator._agents_here.is_set()
+
+
+def test_each_agent_is_told_of_its_own_node_and_all_of_what_concerns_everybody(service, connect):
+    agent, other, a, b = connect(None), connect(None, node=THERE), connect(A), connect(B, node=THERE)
+    for client in (a, b):
+        client.expect(Attached)
+    service.await_agents(2)
+    other.send(Exited(worker=B, process=replace(process_of(B, 1), node=THERE), status=-9))
+    assert other.expect(Fence).worker == B
+    a.send(status(A, 1))
+    for each in (agent, other):
+        assert each.news() == LOST_B
+    assert agent.got_nothing()
+
+
+def test_a_node_whose_connections_have_closed_is_gone_sooner_than_time_passes_otherwise(service, connect, monkeypatch):
+    """And what waits for its agent is not told any more."""
+    agent, other, a, b = connect(None), connect(None, node=THERE), connect(A), connect(B, node=THERE)
+    for client in (a, b):
+        client.expect(Attached)
+    service.await_agents(2)
+    monkeypatch.setattr(coordinator_module, "TICK_S", 10 * LIMIT_S)
+    service.await_tick()
+    b.close()
+    other.close()
+    assert agent.news() == GONE_B
+    assert set(service.coordinator._agents) == {agent.standing.process}
+
+
+def test_what_an_agent_is_to_be_told_waits_while_it_is_away(service, connect):
+    agent, a, b = connect(None), connect(A), connect(B)
+    for client in (a, b):
+        client.expect(Attached)
+    agent.close()
+    until(lambda: not service.coordinator._agents_here.is_set())
+    b.close()
+    a.send(StepDone(worker=A, generation=1, step=0, loss=0.5, omitted=False))
+    again = connect(None)
+    assert again.expect(Progress).step == 0
+
+
 def test_a_first_message_for_two_is_refused(service):
     with grpc.insecure_channel(service.address) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -448,7 +538,7 @@ def test_the_share_of_one_worker_is_good_for_no_other_name(service, worker):
             list(attach(iter([parcel]), metadata=((TOKEN_KEY, share(TOKEN, str(A))),), timeout=LIMIT_S))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert service.coordinator.decider.membership.roster.processes == {}
-    assert not service.coordinator._agent_here.is_set()
+    assert not service.coordinator._agents_here.is_set()
 
 
 def test_with_its_own_share_a_worker_is_let_in(service, connect):

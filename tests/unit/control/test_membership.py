@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 
 from holdfast.control.membership import (
     AnswerPlanned,
@@ -19,6 +19,7 @@ from holdfast.control.membership import (
     plan_recovery,
     unplanned,
 )
+from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import AGAIN_S, DETACHED_GRACE_S, MAX_REFORMATIONS, SUSPICION_GRACE_S
 from holdfast.control.messages import (
     Attached,
@@ -929,23 +930,23 @@ def test_only_a_member_can_leave(short):
 
 
 def test_an_offer_for_a_vacant_place_starts_a_worker_once(short):
-    assert short.give(WorkerOffer(worker=W10)).told == [(None, StartWorker(worker=W10))]
-    assert short.give(WorkerOffer(worker=W10)).told == [], "it is on its way"
+    assert short.give(WorkerOffer(worker=W10, node=NODE)).told == [(None, StartWorker(worker=W10))]
+    assert short.give(WorkerOffer(worker=W10, node=NODE)).told == [], "it is on its way"
     short.give(again(W10))
     assert short.state.roster.expected == frozenset()
 
 
 def test_an_offer_waits_until_its_place_is_vacant(steady):
-    assert steady.give(WorkerOffer(worker=W10)).told == []
+    assert steady.give(WorkerOffer(worker=W10, node=NODE)).told == []
     assert steady.give(died(W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
     assert steady.state.vacancies.offers == ()
 
 
 def test_two_offers_for_one_place_start_one_worker_there(steady):
     """The second waits until the place is vacant again."""
-    steady.give(WorkerOffer(worker=W10), WorkerOffer(worker=W10), died(W10))
+    steady.give(WorkerOffer(worker=W10, node=NODE), WorkerOffer(worker=W10, node=NODE), died(W10))
     assert [command for _, command in steady.told if isinstance(command, StartWorker)] == [StartWorker(worker=W10)]
-    assert steady.state.vacancies.offers == (W10,)
+    assert steady.state.vacancies.offers == (Offer(W10, NODE),)
 
 
 def test_a_loss_is_counted_once(steady):
@@ -956,27 +957,27 @@ def test_a_loss_is_counted_once(steady):
 
 
 def test_a_worker_for_any_place_goes_where_the_fewest_owners_are(steady):
-    steady.give(WorkerOffer(worker=None))
+    steady.give(WorkerOffer(worker=None, node=NODE))
     assert steady.commands(StartWorker) == {}
     job = Job(plan=THREE).give(*hellos(THREE))
     job.state = replace(job.state, phase=Phase.RUNNING)
     for worker in (WorkerId(0, 0), WorkerId(1, 1), WorkerId(2, 1)):
         job.give(died(worker))
-    assert job.give(WorkerOffer(worker=None)).told == [(None, StartWorker(worker=WorkerId(1, 1)))]
-    assert job.give(WorkerOffer(worker=None)).told == [(None, StartWorker(worker=WorkerId(2, 1)))]
-    assert job.give(WorkerOffer(worker=None)).told == [(None, StartWorker(worker=WorkerId(0, 0)))]
+    assert job.give(WorkerOffer(worker=None, node=NODE)).told == [(None, StartWorker(worker=WorkerId(1, 1)))]
+    assert job.give(WorkerOffer(worker=None, node=NODE)).told == [(None, StartWorker(worker=WorkerId(2, 1)))]
+    assert job.give(WorkerOffer(worker=None, node=NODE)).told == [(None, StartWorker(worker=WorkerId(0, 0)))]
 
 
 THREE = regular_plan(3, split_evenly(2, 2), 1)
 
 
 def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_place_is_vacant_again(short):
-    short.give(WorkerOffer(worker=W10), Exited(worker=W10, process=process_of(W10, 7), status=1))
+    short.give(WorkerOffer(worker=W10, node=NODE), Exited(worker=W10, process=process_of(W10, 7), status=1))
     assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}
     assert short.give(Exited(worker=W10, process=process_of(W10, 7), status=1)).told == []
     (notice,) = short.give(Exited(worker=W10, process=process_of(W10, 8), status=1)).recorded
     assert "lost before it had attached (process ended: exit code 1)" in notice.text
-    assert short.give(WorkerOffer(worker=W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
+    assert short.give(WorkerOffer(worker=W10, node=NODE)).commands(StartWorker) == {None: StartWorker(worker=W10)}
     assert short.give(Exited(worker=W10, process=process_of(W10, 9), status=1)).commands(StartWorker) == {
         None: StartWorker(worker=W10)
     }
@@ -984,7 +985,7 @@ def test_a_started_worker_that_never_attaches_is_started_again_once_then_its_pla
 
 def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_place_is_vacant_again(short):
     short.state = replace(short.state, vacancies=replace(short.state.vacancies, starting=Starting(limit_s=10.0)))
-    short.give(WorkerOffer(worker=W10), Started(worker=W10, process=process_of(W10, 7)), now=50.0)
+    short.give(WorkerOffer(worker=W10, node=NODE), Started(worker=W10, process=process_of(W10, 7)), now=50.0)
     assert short.give(Tick(), now=59.9).told == []
     short.give(Tick(), now=60.1)
     assert [c for _, c in short.told if isinstance(c, Fence | StartWorker)] == [
@@ -995,7 +996,7 @@ def test_a_started_worker_that_hangs_is_ended_and_started_again_once_then_its_pl
     assert [command for _, command in short.told if isinstance(command, Fence | StartWorker)] == [
         Fence(worker=W10, process=process_of(W10, 8))
     ]
-    assert short.give(WorkerOffer(worker=W10)).commands(StartWorker) == {None: StartWorker(worker=W10)}
+    assert short.give(WorkerOffer(worker=W10, node=NODE)).commands(StartWorker) == {None: StartWorker(worker=W10)}
 
 
 def test_a_node_is_lost_in_one_event(steady):
@@ -1137,7 +1138,7 @@ def test_the_error_of_a_process_whose_place_has_another_ends_nothing(entered):
 
 
 def test_the_error_of_one_that_was_to_come_is_told(short):
-    short.give(WorkerOffer(worker=W10)).give(
+    short.give(WorkerOffer(worker=W10, node=NODE)).give(
         Failure(worker=W10, process=process_of(W10, 2), error="no module named x", user_fault=True)
     )
     assert short.state.phase is Phase.RUNNING
@@ -1146,7 +1147,7 @@ def test_the_error_of_one_that_was_to_come_is_told(short):
 
 def test_what_the_agent_is_asked_while_it_is_away_is_asked_once(short):
     """A command to start it that waits for it and its offer that comes back would be two processes for one place."""
-    short.give(Closed(worker=None, process=process_of(None, 0))).give(WorkerOffer(worker=W10))
+    short.give(Closed(worker=None, process=process_of(None, 0))).give(WorkerOffer(worker=W10, node=NODE))
     assert short.commands(StartWorker) == {}
     short.give(Hello(worker=None, process=process_of(None, 0), offers=(W10,)))
     assert short.commands(StartWorker) == {None: StartWorker(worker=W10)}

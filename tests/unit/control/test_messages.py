@@ -2,7 +2,7 @@ import inspect
 
 import msgspec
 import pytest
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 
 from holdfast.control import messages
 from holdfast.control.messages import (
@@ -117,8 +117,8 @@ MESSAGES = [
     Dormant(worker=W, dormant=True),
     Left(worker=W, generation=2, step=4),
     CaughtUp(worker=W, generation=2, step=4, entered=2, bytes=1000),
-    WorkerOffer(worker=W),
-    WorkerOffer(worker=None),
+    WorkerOffer(worker=W, node=NODE),
+    WorkerOffer(worker=None, node=NODE),
     Started(worker=W, process=process_of(W, 7)),
     Hello(worker=None, process=process_of(None, 1), started=(Started(worker=W, process=process_of(W, 7)),)),
     Preempted(),

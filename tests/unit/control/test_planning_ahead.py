@@ -67,7 +67,7 @@ def test_time_passes_while_a_plan_is_made(coordinator, monkeypatch):
         assert coordinator.decider.membership.prospects.planned == {}
         held.set()
         await until(lambda: len(coordinator.decider.membership.prospects.planned) == len(PLAN.workers))
-        coordinator._agent_here.set()
+        coordinator._agents_here.set()
         coordinator._goodbye.set()
         await running
 
@@ -81,6 +81,6 @@ def test_a_bug_in_planning_is_not_kept_quiet(coordinator, monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(module, "plan_recovery", broken)
-    coordinator._agent_here.set()
+    coordinator._agents_here.set()
     with pytest.raises(ZeroDivisionError):
         asyncio.run(asyncio.wait_for(coordinator.run(), LIMIT_S))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 
 from holdfast.control.checkpoint_ledger import Settled
 from holdfast.control.membership import (
@@ -318,7 +318,7 @@ def test_an_end_right_after_a_restart_knows_the_last_step(restarted):
 
 def test_an_offer_that_comes_before_all_are_back_is_kept(running):
     running.give(died(W10)).statuses().restarted().give(
-        Hello(worker=None, process=process_of(None, 0)), WorkerOffer(worker=W10)
+        Hello(worker=None, process=process_of(None, 0)), WorkerOffer(worker=W10, node=NODE)
     )
     assert running.commands(StartWorker) == {}
     running.back(W00, W01, W11)

@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 
 from holdfast.control.membership import Handover, Improved, Stay, Unadvised
 from holdfast.control.membership.running import RefusedMove
+from holdfast.control.membership.starting import Offer
 from holdfast.control.messages import Exited, Hello, Leaving, StartWorker, WorkerOffer
 from holdfast.control.reshaper import Reshaper
 from holdfast.core.ids import WorkerId
@@ -79,7 +80,7 @@ def test_it_goes_over_later_if_the_next_failure_comes_before_that_pays():
 
 def test_it_waits_for_whoever_is_coming():
     bereft, reshaper = job(99), Reshaper(SHAPES)
-    bereft.give(WorkerOffer(worker=W12))
+    bereft.give(WorkerOffer(worker=W12, node=NODE))
     (later,) = reshaper.news(bereft.state)
     assert later.offer == Stay(
         situation=bereft.state.situation,
@@ -162,21 +163,21 @@ def test_spares_for_which_there_is_no_place_make_the_grid_larger():
 
 
 def test_processes_that_are_offered_come_as_spares_where_the_grid_can_grow():
-    offered = advised().give(WorkerOffer(worker=None), WorkerOffer(worker=None))
+    offered = advised().give(WorkerOffer(worker=None, node=NODE), WorkerOffer(worker=None, node=NODE))
     assert (None, StartWorker(worker=WorkerId(4, 0))) in offered.told
     assert offered.state.roster.expected == {WorkerId(3, 0), WorkerId(4, 0)}
-    kept = DecidedJob(BASELINE).begun().give(WorkerOffer(worker=None))
-    assert (kept.told, kept.state.vacancies.offers) == ([], (None,))
+    kept = DecidedJob(BASELINE).begun().give(WorkerOffer(worker=None, node=NODE))
+    assert (kept.told, kept.state.vacancies.offers) == ([], (Offer(None, NODE),))
 
 
 def test_who_is_started_while_the_grid_changes_keeps_its_name_for_itself():
     """Its name was forgotten at the boundary, and given to the next one, too: one of the two never had a place."""
     changing = advised().give(Leaving(worker=W12))
     (news,) = Reshaper(SHAPES).news(changing.state)
-    changing.give(news, WorkerOffer(worker=None))
+    changing.give(news, WorkerOffer(worker=None, node=NODE))
     assert (None, StartWorker(worker=WorkerId(3, 0))) in changing.told
     changing.joined(3).joined(5)
     assert W12 not in changing.state.grid.baseline.workers
     assert changing.state.roster.expected == {WorkerId(3, 0)}
-    changing.give(WorkerOffer(worker=None))
+    changing.give(WorkerOffer(worker=None, node=NODE))
     assert changing.commands(StartWorker) == {None: StartWorker(worker=WorkerId(4, 0))}

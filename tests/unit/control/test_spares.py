@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.processes import process_of
+from tests.processes import NODE, process_of
 
 from holdfast.control.membership import (
     AnswerPlanned,
@@ -15,6 +15,7 @@ from holdfast.control.membership import (
     Tick,
     plan_recovery,
 )
+from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import DETACHED_GRACE_S
 from holdfast.control.messages import (
     Attached,
@@ -172,14 +173,14 @@ def test_two_take_two_places_the_neediest_first(job):
 
 
 def test_a_place_for_which_somebody_is_expected_is_left_to_that_one():
-    job = Job().begun().give(WorkerOffer(worker=W10), died(W10)).give(hello())
+    job = Job().begun().give(WorkerOffer(worker=W10, node=NODE), died(W10)).give(hello())
     assert job.state.roster.expected == {W10}
     job.agreed(3).give(Tick(), now=1.0)
     assert (job.state.roster.spares, job.state.grid.baseline) == ({SPARE}, PLAN)
 
 
 def test_once_nobody_is_expected_any_more_time_gives_it_the_place():
-    job = Job().begun().give(WorkerOffer(worker=W10), died(W10)).give(hello()).agreed(3)
+    job = Job().begun().give(WorkerOffer(worker=W10, node=NODE), died(W10)).give(hello()).agreed(3)
     job.give(
         Started(worker=W10, process=process_of(W10, 2)),
         died(W10, 2),
@@ -191,9 +192,9 @@ def test_once_nobody_is_expected_any_more_time_gives_it_the_place():
 
 
 def test_it_comes_before_a_process_that_would_have_to_be_started(spared):
-    spared.give(WorkerOffer(worker=None), died(W10))
+    spared.give(WorkerOffer(worker=None, node=NODE), died(W10))
     assert spared.commands(StartWorker) == {}
-    assert spared.state.vacancies.offers == (None,)
+    assert [offer.place for offer in spared.state.vacancies.offers] == [None]
 
 
 def test_a_lost_worker_that_comes_back_when_its_place_is_taken_is_a_spare(filled):
@@ -455,8 +456,8 @@ def test_without_a_checkpoint_it_can_bring_nothing():
 
 @pytest.mark.parametrize("how", GONE.values(), ids=GONE)
 def test_where_it_goes_what_was_offered_for_its_place_is_taken_up(how):
-    job = Job().begun().give(hello()).give(died(W10)).give(WorkerOffer(worker=None))
-    assert (job.commands(StartWorker), job.state.vacancies.offers) == ({}, (None,))
+    job = Job().begun().give(hello()).give(died(W10)).give(WorkerOffer(worker=None, node=NODE))
+    assert (job.commands(StartWorker), job.state.vacancies.offers) == ({}, (Offer(None, NODE),))
     started = {}
     for event in how:
         started |= job.give(event).commands(StartWorker)

@@ -89,7 +89,7 @@ class Service:
 @pytest.fixture
 def service(tmp_path, ours):
     made = Service(tmp_path, ours)
-    made.coordinator._agent_here.set()
+    made.coordinator._agents_here.set()
     yield made
     made.end()
 
@@ -162,7 +162,7 @@ def refused(service, channel):
 
 def test_an_expired_certificate_is_refused(tmp_path, expired):
     service = Service(tmp_path, expired)
-    service.coordinator._agent_here.set()
+    service.coordinator._agents_here.set()
     assert isinstance(outcome(service, expired), CoordinatorUnavailable)
     service.end()
 

@@ -10,7 +10,7 @@ import pytest
 from tests.processes import NODE
 from tests.waiting import LIMIT_S, until
 
-from holdfast.control.messages import Exited, NodeLost, Progress, Strike, WorkerOffer
+from holdfast.control.messages import Exited, NodeLost, Progress, StartWorker, Strike, WorkerOffer
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
@@ -134,7 +134,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
     group.start(A)
     group.obey(progress(6))
     group.fence(A, nth(1))
-    group.start(A)
+    group.obey(StartWorker(worker=A))
     assert given(group)[1] == ["kill:0.0@9:commit", "stall:0.0@20:start"]
 
 
@@ -142,8 +142,16 @@ def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(gro
     group = group[0]()
     group.start(A)
     group.fence(A, nth(1))
-    group.start(A)
+    group.obey(StartWorker(worker=A))
     assert [spec.resume for spec in group.children.process.told] == ["a checkpoint", None]
+
+
+def test_a_process_that_comes_into_a_running_job_does_so_where_none_of_its_worker_was_before(group):
+    """Its predecessor was another node's."""
+    group = group[0]("kill:0.0@3")
+    group.obey(progress(6))
+    group.obey(StartWorker(worker=A))
+    assert ([spec.resume for spec in group.children.process.told], given(group)) == ([None], [[]])
 
 
 @pytest.mark.parametrize("asked", ["kill-node:0@5:start", "partition:1.0@1:start", "kill-node:1@6:start", "", "\0"])
@@ -167,7 +175,7 @@ def test_workers_that_are_to_come_are_offered_once_when_their_step_begins(group)
     assert sent == []
     for step in (4, 4, 6, 7):
         group.obey(progress(step - 1))
-    assert sent == [WorkerOffer(worker=D), WorkerOffer(worker=None)]
+    assert sent == [WorkerOffer(worker=D, node=NODE), WorkerOffer(worker=None, node=NODE)]
     fired = [event.spec for _, event in read_events(events) if isinstance(event, FaultInjected)]
     assert fired == ["join:1.1@4", "join:new@5"]
 
@@ -188,7 +196,7 @@ def test_what_strikes_at_a_time_is_under_way_once_the_first_step_is_over(group):
         act()
         until(lambda: group.running.isdisjoint({B}))
     assert [each for each in sent if not isinstance(each, Exited)] == [
-        WorkerOffer(worker=None),
+        WorkerOffer(worker=None, node=NODE),
         NodeLost(node=1, workers=(C, D)),
     ]
     fired = [

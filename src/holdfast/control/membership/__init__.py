@@ -28,6 +28,7 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.membership.storing import StoredDecision, restore, to_store
 from holdfast.control.membership.vacancies import matched
+from holdfast.control.membership.watching import node_due
 
 __all__ = [
     "AnswerPlanned",
@@ -59,6 +60,7 @@ __all__ = [
     "decide",
     "end",
     "matched",
+    "node_due",
     "plan_recovery",
     "restore",
     "to_store",

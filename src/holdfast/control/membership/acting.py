@@ -150,7 +150,7 @@ def _spawn(state: Membership, action: Spawn) -> Decision:
     """
     given_up = frozenset() if state.phase is Phase.WAITING else state.vacancies.abandoned
     left_out = given_up.union(place for place, _ in matched(state))
-    return spawn(state, tuple(place for place in action.workers if place not in left_out))
+    return spawn(state, [place for place in action.workers if place not in left_out])
 
 
 def _take_back(state: Membership, action: TakeBack) -> Decision:

@@ -13,6 +13,7 @@ from holdfast.control.membership.losses import on_exited, on_spare_leaving
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import fill_places, to_fill
+from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -24,7 +25,7 @@ from holdfast.control.membership.state import (
     notice,
     prefixed,
 )
-from holdfast.control.membership.vacancies import answer_offers, spawn
+from holdfast.control.membership.vacancies import answer_offers, ask, spawn
 from holdfast.control.messages import Attached, Expel, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
 from holdfast.strategies.answers import resume
@@ -45,7 +46,8 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 
 def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
-    again = tuple(Tell(to=None, command=Strike(worker=worker, spec=spec)) for spec in hello.strikes)
+    node = hello.process.node
+    again = tuple(Tell(to=None, node=node, command=Strike(worker=worker, spec=spec)) for spec in hello.strikes)
     return prefixed((Tell(to=worker, process=hello.process, command=Attached()), *again), _admit(state, worker, hello))
 
 
@@ -123,18 +125,22 @@ def on_started(state: Membership, started: Started, now: float) -> Decision:
 
 
 def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
-    """The agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
+    """An agent is back: what it saw meanwhile counts now, and what it may have missed is told again."""
     if knows_more(state, hello):
         state, told = forgotten(state)
         return prefixed(told, on_agent(state, hello, now))
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
+    state, node = _heard(state, hello, now), hello.process.node
     gone, roster = {exit_.process for exit_ in hello.exits}, state.roster
     lost = {worker: roster.processes.get(worker) for worker in sorted(roster.lost - roster.kept)}
     for started in hello.started:
         state, _ = on_started(state, started, now)
     outputs: tuple[Output, ...] = tuple(
-        told for worker, process in lost.items() if process not in gone for told in fence(worker, process)
+        told
+        for worker, process in lost.items()
+        if process is not None and process.node.shares_agent(node) and process not in gone
+        for told in fence(worker, process)
     )
     for exit_ in hello.exits:
         if state.roster.may_be(exit_.worker, exit_.process):
@@ -145,21 +151,26 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     asked = {
         each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, StartWorker)
     }
-    unheard = state.roster.expected - frozenset(hello.coming) - asked
+    unheard = state.roster.expected_of(node) - frozenset(hello.coming) - asked
     if state.phase is Phase.GATHERING and hello.preempted:
         return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
-        again = tuple(Tell(to=None, command=StartWorker(worker=worker, first=True)) for worker in sorted(unheard))
-        return _agent_back(state, hello), (*outputs, *again)
-    state = _agent_back(replace(state, roster=state.roster.not_awaiting(unheard)), hello)
-    state, spawned = spawn(state, tuple(sorted(unheard & to_fill(state)))) if unheard else (state, ())
+        for worker in sorted(unheard):
+            state, again = ask(state, worker, node, first=True)
+            outputs += again
+        return state, outputs
+    state = replace(state, roster=state.roster.not_awaiting(unheard))
+    state, spawned = spawn(state, sorted(unheard & to_fill(state))) if unheard else (state, ())
     state, preempted = on_preempted(state) if hello.preempted else (state, ())
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
-def _agent_back(state: Membership, hello: Hello) -> Membership:
+def _heard(state: Membership, hello: Hello, now: float) -> Membership:
+    """An agent is here, and has said what it offers."""
+    node = hello.process.node
+    others = tuple(offer for offer in state.vacancies.offers if offer.node != node)
     return replace(
         state,
-        contact=replace(state.contact, agent_away=False),
-        vacancies=replace(state.vacancies, offers=hello.offers),
+        contact=state.contact.with_agent(node, now),
+        vacancies=replace(state.vacancies, offers=(*others, *(Offer(place, node) for place in hello.offers))),
     )

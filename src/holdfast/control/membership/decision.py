@@ -61,6 +61,7 @@ from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable, on_unreplayed
 from holdfast.control.membership.refusing import on_refused
 from holdfast.control.membership.running import Upcoming
+from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import (
     AnswerPlanned,
     Closed,
@@ -76,7 +77,7 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import on_offer
-from holdfast.control.membership.watching import on_closed, on_suspect, on_tick
+from holdfast.control.membership.watching import on_agent_closed, on_closed, on_suspect, on_tick
 from holdfast.control.messages import (
     Audited,
     Blob,
@@ -110,6 +111,7 @@ from holdfast.control.messages import (
     WorkerOffer,
 )
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import Process
 
 __all__ = ["decide", "end"]
 
@@ -153,7 +155,9 @@ def _decide(
             return on_started(state, event, now)
         case Exited(worker=worker, process=process, status=status):
             return on_exited(state, worker, process, status)
-        case Closed(worker=worker, process=process) if state.roster.may_be(worker, process):
+        case Closed(worker=None, process=Process() as process):
+            return on_agent_closed(state, process.node, now)
+        case Closed(worker=WorkerId() as worker, process=process) if state.roster.may_be(worker, process):
             return on_closed(state, worker, now)
         case NodeLost(node=node, workers=workers):
             return on_lost(state, dict.fromkeys(workers, f"node {node} is gone"))
@@ -177,11 +181,14 @@ def _decide(
             return on_spare_leaving(state, worker)
         case Dormant(worker=worker, dormant=dormant) if worker in state.present | state.roster.spares:
             return on_dormant(state, worker, dormant)
-        case WorkerOffer(worker=worker):
-            return on_offer(state, worker)
+        case WorkerOffer(worker=worker, node=node):
+            return on_offer(state, Offer(worker, node))
         case Preempted():
             return on_preempted(state)
-        case Strike() | Remark():
+        case Strike(worker=worker):
+            process = state.roster.processes.get(worker)
+            return state, () if process is None else (Tell(to=None, node=process.node, command=event),)
+        case Remark():
             return state, (Tell(to=None, command=event),)
         case ShardWritten() | ShardFailed():
             return on_shard(state, event)

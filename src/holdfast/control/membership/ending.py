@@ -133,7 +133,7 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
         lost_layers=state.forming.lost_layers,
         members=tuple(sorted(state.full)),
     )
-    roster = replace(state.roster, expected=frozenset())
+    roster = state.roster.not_awaiting(state.roster.expected)
     state = replace(state, phase=Phase.ENDED, ended=ended, roster=roster)
     return state, (
         *tell_each(sorted(state.present | state.roster.kept | state.roster.spares), Shutdown(reason=outcome)),
@@ -144,8 +144,8 @@ def end_job(state: Membership, outcome: str, detail: str, directory: str) -> Dec
 def tell_the_end(state: Membership, event: object) -> tuple[Output, ...]:
     """Returns what tells whoever comes after the end of it."""
     match event:
-        case Hello(worker=None) if state.ended is not None:
-            return (Tell(to=None, command=state.ended),)
+        case Hello(worker=None, process=process) if state.ended is not None:
+            return (Tell(to=None, node=process.node, command=state.ended),)
         case Hello(worker=worker, process=process):
             return (Tell(to=worker, process=process, command=Shutdown(reason="the job has ended")),)
     return ()

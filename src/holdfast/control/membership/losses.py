@@ -23,14 +23,14 @@ from holdfast.control.membership.state import (
     notice,
     prefixed,
 )
-from holdfast.control.membership.vacancies import NO_PLACES, answer_offers, matched, spawn
-from holdfast.control.messages import Shutdown, StartWorker
+from holdfast.control.membership.vacancies import NO_PLACES, answer_offers, ask, matched, spawn
+from holdfast.control.messages import Shutdown
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
 from holdfast.errors import describe_exit
 from holdfast.telemetry.events import Parted
 
-__all__ = ["on_exited", "on_lost", "on_overdue", "on_spare_leaving"]
+__all__ = ["on_exited", "on_lost", "on_no_show", "on_overdue", "on_spare_leaving"]
 
 
 def on_exited(state: Membership, worker: WorkerId, process: Process, status: int) -> Decision:
@@ -64,7 +64,7 @@ def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how
         return state, ()
     if worker in state.vacancies.starting.again:
         return _on_second_no_show(state, worker, how)
-    roster = state.roster.awaiting({worker})
+    roster, last = state.roster, process or state.roster.processes.get(worker)
     state = replace(
         state,
         roster=roster if begun else replace(roster, processes=without(roster.processes, worker)),
@@ -72,8 +72,8 @@ def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how
         watch=forget(state.watch, (worker,)),
         vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, process)),
     )
-    spawn = Tell(to=None, command=StartWorker(worker=worker, first=not begun))
-    return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), spawn)
+    state, told = ask(state, worker, state.contact.agent_of(last), first=not begun)
+    return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), *told)
 
 
 def _on_second_no_show(state: Membership, worker: WorkerId, how: str) -> Decision:
@@ -151,7 +151,7 @@ def _without_spares(state: Membership, gone: frozenset[WorkerId]) -> Decision:
     if state.phase in NO_PLACES or not state.vacant:
         return state, ()
     for_spares = {place for place, _ in matched(state)}
-    state, spawned = spawn(state, tuple(sorted(to_fill(state) - for_spares)))
+    state, spawned = spawn(state, sorted(to_fill(state) - for_spares))
     return prefixed(spawned, answer_offers(state))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 
 __all__ = ["Contact", "Roster", "without"]
 
@@ -29,6 +29,7 @@ class Roster:
         leaving: workers that were told to go; one without state goes when it has caught up.
         dormant: workers that were told to compute nothing, if others can do what they would.
         expected: lost workers for which a new process is being started.
+        where: of those for whom an agent has been asked, the node.
         kept: lost workers that have stopped and whose process stays until it is known whose fault it was.
         spares: workers that are there and have no place in the grid: they own nothing and are in no plan.
     """
@@ -41,6 +42,7 @@ class Roster:
     leaving: frozenset[WorkerId] = _NOBODY
     dormant: frozenset[WorkerId] = _NOBODY
     expected: frozenset[WorkerId] = _NOBODY
+    where: Mapping[WorkerId, NodeId] = field(default_factory=dict)
     kept: frozenset[WorkerId] = _NOBODY
     spares: frozenset[WorkerId] = _NOBODY
 
@@ -98,9 +100,8 @@ class Roster:
         grid = frozenset(places)
         given_up = frozenset(before) - grid
         return replace(
-            self,
+            self.not_awaiting(given_up),
             arriving=self.arriving & grid,
-            expected=self.expected - given_up,
             spares=self.spares | (self.arriving - grid),
         )
 
@@ -129,13 +130,34 @@ class Roster:
         """Returns the roster once a worker that entered holds its layers' state."""
         return replace(self, synced=self.synced | {worker})
 
-    def awaiting(self, workers: Iterable[WorkerId]) -> Roster:
-        """Returns the roster once processes are being started for workers."""
-        return replace(self, expected=self.expected.union(workers))
+    def awaiting(self, workers: Mapping[WorkerId, NodeId | None]) -> Roster:
+        """Returns the roster once processes are being started for workers; on nodes whose agents are asked, or None."""
+        asked = {worker: node for worker, node in workers.items() if node is not None}
+        where = {**without(self.where, *workers), **asked}
+        return replace(self, expected=self.expected.union(workers), where=where)
 
     def not_awaiting(self, workers: Iterable[WorkerId]) -> Roster:
         """Returns the roster once workers are there, or nobody is started for them any more."""
-        return replace(self, expected=self.expected.difference(workers))
+        gone = frozenset(workers)
+        return replace(self, expected=self.expected - gone, where=without(self.where, *gone))
+
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        """Where somebody is, or is being started; of those for which one agent is there, one."""
+        there = self.processes.keys() - (self.lost - self.kept)
+        nodes = {*(self.processes[worker].node for worker in there), *self.where.values()}
+        return frozenset({node.nonce: node for node in sorted(nodes)}.values())
+
+    def expected_of(self, node: NodeId) -> frozenset[WorkerId]:
+        """Who is expected to be started by this node's agent, those among them whom nobody has been asked for."""
+        return frozenset(
+            worker for worker in self.expected if worker not in self.where or self.where[worker].shares_agent(node)
+        )
+
+    def on(self, node: NodeId) -> tuple[WorkerId, ...]:
+        """Who is there, or was kept, with a process for which this node's agent is there; in order."""
+        there = self.processes.keys() - (self.lost - self.kept)
+        return tuple(worker for worker in sorted(there) if self.processes[worker].node.shares_agent(node))
 
     def released(self, stopped: Iterable[WorkerId]) -> Roster:
         """Returns the roster once the processes of workers that have stopped need not stay any more."""
@@ -150,15 +172,43 @@ class Contact:
         detached: workers that are not lost and whose process has no connection, and since when.
         returned: workers that are back at a coordinator that was started again, and what they said.
         reattach_until: when those that are not back are given up.
-        agent_away: whether the agent has to say first what it has seen and started.
+        agents: nodes whose agents have said, or are to say, what they have seen and started; since when each is missed,
+            or None.
+        reachable_since: since when one of them or another has had one; before that it was we who had none.
         told_gone: nonces of processes whose loss, or leaving, a coordinator has told of whose decisions are lost.
     """
 
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
     returned: Mapping[WorkerId, Hello] = field(default_factory=dict)
     reattach_until: float = 0.0
-    agent_away: bool = False
+    agents: Mapping[NodeId, float | None] = field(default_factory=dict)
+    reachable_since: float = 0.0
     told_gone: frozenset[str] = frozenset()
+
+    @property
+    def here(self) -> tuple[NodeId, ...]:
+        """The nodes whose agents can be told something, in order."""
+        return tuple(sorted(node for node, away_since in self.agents.items() if away_since is None))
+
+    def agent_of(self, process: Process | None) -> NodeId | None:
+        """The node of the agent that can be told about a process; None if it cannot, or no process is known of."""
+        if process is None:
+            return None
+        return next((node for node in self.here if node.shares_agent(process.node)), None)
+
+    def with_agent(self, node: NodeId, now: float) -> Contact:
+        """Returns it once an agent has a connection."""
+        since = self.reachable_since if self.here else now
+        others = {each: at for each, at in self.agents.items() if not each.shares_agent(node)}
+        return replace(self, agents={**others, node: None}, reachable_since=since)
+
+    def agent_closed(self, node: NodeId, now: float) -> Contact:
+        """Returns it once an agent has no connection any more."""
+        return replace(self, agents={**self.agents, node: now})
+
+    def without_agents(self, nodes: Collection[NodeId]) -> Contact:
+        """Returns it once agents are held to be gone."""
+        return replace(self, agents={node: since for node, since in self.agents.items() if node not in nodes})
 
     def departed(self, gone: Iterable[WorkerId]) -> Contact:
         """Returns it once ``gone`` are lost: nobody listens to them any more."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from holdfast.control.messages import Started
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 
-__all__ = ["Starting", "Vacancies"]
+__all__ = ["Offer", "Starting", "Vacancies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +60,23 @@ class Starting:
         return {worker: how for worker, (_, at) in sorted(self.since.items()) if now - at > self.limit_s}
 
 
+class Offer(NamedTuple):
+    """A worker that a node's agent could start: in this place, or in any (None)."""
+
+    place: WorkerId | None
+    node: NodeId
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancies:
-    """How vacant places may be filled. None of it is stored: the agent says it again.
+    """How vacant places may be filled. None of it is stored: agents say it again.
 
     Attributes:
-        offers: places (None: any) for which a new worker could be started and that were not vacant so far.
+        offers: those that have not been taken up, since their places were not vacant so far.
         abandoned: vacant places whose joiner died without state; nobody is started there again unasked.
         starting: processes that were started and have yet to attach.
     """
 
-    offers: tuple[WorkerId | None, ...] = ()
+    offers: tuple[Offer, ...] = ()
     abandoned: frozenset[WorkerId] = frozenset()
     starting: Starting = field(default_factory=Starting)

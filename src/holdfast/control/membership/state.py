@@ -19,7 +19,7 @@ from holdfast.control.membership.running import Prospects, RefusedMove, Reports,
 from holdfast.control.membership.starting import Vacancies
 from holdfast.control.messages import Command, Ended, Expel, Fence, Raised
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.placement import spared
 from holdfast.core.plan import Plan
 from holdfast.planning.maker import PROVING, PlanMaker
@@ -71,7 +71,7 @@ class Phase(StrEnum):
 class Closed:
     """Event: the control connection of a process is gone. It may live, and then connects again.
 
-    ``worker``: whose; None, as ``process``, for the agent.
+    ``worker``: whose; None for an agent.
     """
 
     worker: WorkerId | None
@@ -90,11 +90,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Output: send ``command`` to a worker (to ``process`` of it, if given), or to the agent if ``to`` is None."""
+    """Output: send ``command`` to a worker (to ``process`` of it, if given), or to agents if ``to`` is None.
+
+    ``node``: to its agent alone; None: to all.
+    """
 
     to: WorkerId | None
     command: Command
     process: Process | None = None
+    node: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,8 +426,10 @@ def expulsion(state: Membership, worker: WorkerId, reason: str) -> tuple[Tell, .
 
 
 def fence(worker: WorkerId, process: Process | None) -> tuple[Tell, ...]:
-    """Returns what has the agent see to it that a process is gone; nothing if none is known of."""
-    return () if process is None else (Tell(to=None, command=Fence(worker=worker, process=process)),)
+    """Returns what has its agent see to it that a process is gone; nothing if none is known of."""
+    if process is None:
+        return ()
+    return (Tell(to=None, node=process.node, command=Fence(worker=worker, process=process)),)
 
 
 def prefixed(outputs: Iterable[Output], decision: Decision) -> Decision:

@@ -17,7 +17,7 @@ from holdfast.control.membership.running import Running
 from holdfast.control.membership.state import Membership, Output, Phase, Record
 from holdfast.control.messages import Ended
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.plan import Plan
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Event
@@ -30,7 +30,8 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions;
     ``recorded`` are the events that
-    it is told by; ``processes`` are those of the roster, which has none here; ``committing`` are of the checkpoints;
+    it is told by; ``processes`` and ``where`` are those of the roster, which has none here; ``committing`` are of the
+    checkpoints;
     ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0 without one.
     """
 
@@ -42,6 +43,7 @@ class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     grid: GridState
     roster: Roster = Roster()
     processes: tuple[tuple[WorkerId, Process], ...] = ()
+    where: tuple[tuple[WorkerId, NodeId], ...] = ()
     running: Running = Running()
     restoring: Restoring = Restoring()
     exceptions: Exceptions = Exceptions()
@@ -113,8 +115,9 @@ def to_store(before: Membership, after: Membership, outputs: Sequence[Output] = 
         job=after.rules.job,
         generations=after.generations,
         grid=after.grid,
-        roster=replace(after.roster, processes={}),  # JSON has no keys but texts
+        roster=replace(after.roster, processes={}, where={}),  # JSON has no keys but texts
         processes=tuple(sorted(after.roster.processes.items())),
+        where=tuple(sorted(after.roster.where.items())),
         running=after.running,
         restoring=after.restoring,
         exceptions=after.exceptions,
@@ -137,6 +140,7 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         stored: the newest decision.
         reattach_until: when workers that are not back are given up, in seconds of the coordinator's clock.
     """
+    roster = replace(stored.roster, processes=dict(stored.processes), where=dict(stored.where))
     return replace(
         state,
         phase=Phase.REATTACHING if stored.ended is None else Phase.ENDED,
@@ -144,12 +148,12 @@ def restore(state: Membership, stored: StoredDecision, *, reattach_until: float)
         generation=stored.generation,
         generations=stored.generations,
         grid=stored.grid,
-        roster=replace(stored.roster, processes=dict(stored.processes)),
+        roster=roster,
         contact=replace(
             state.contact,
             detached=dict.fromkeys(sorted(stored.roster.spares), reattach_until),
             reattach_until=reattach_until,
-            agent_away=True,
+            agents=dict.fromkeys(roster.nodes, reattach_until),
         ),
         running=stored.running,
         forming=replace(state.forming, lost_layers=stored.lost_layers, lost_work=stored.lost_work),

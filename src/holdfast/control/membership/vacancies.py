@@ -2,45 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, expulsion
+from holdfast.control.membership.starting import Offer
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, expulsion
 from holdfast.control.messages import StartWorker
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.telemetry.events import Seated
 
-__all__ = ["NO_PLACES", "answer_offers", "matched", "on_offer", "seat", "seat_survivors", "spawn"]
+__all__ = ["NO_PLACES", "answer_offers", "ask", "matched", "on_offer", "seat", "seat_survivors", "spawn"]
 
+_ANYWHERE: Mapping[WorkerId, NodeId] = {}
 NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
 """Phases in which nobody is started anywhere."""
 
 
-def spawn(state: Membership, places: tuple[WorkerId, ...]) -> Decision:
-    """Has the agent start a worker for each of these places, unless one is there or on its way already.
+def spawn(state: Membership, places: Iterable[WorkerId], on: Mapping[WorkerId, NodeId] = _ANYWHERE) -> Decision:
+    """Has agents start a worker for each of these places, unless one is there or on its way already.
 
-    An agent that is away is asked when it is back: then it says which are coming, and no place is filled twice.
+    Where no agent is there, the first one that is back is asked: then it says which are coming, and no place is filled
+    twice. ``on``: the nodes that have offered themselves for them.
     """
-    missing = tuple(place for place in places if place in state.missing and place not in state.roster.expected)
-    state = replace(state, roster=state.roster.awaiting(missing))
-    asked = () if state.contact.agent_away else missing
+    missing = [place for place in places if place in state.missing and place not in state.roster.expected]
     freed = sorted(state.roster.kept & frozenset(missing))
-    told = [output for worker in freed for output in expulsion(state, worker, "another process takes its place")]
+    told: tuple[Output, ...] = ()
+    for worker in freed:
+        told += expulsion(state, worker, "another process takes its place")
     state = replace(state, roster=state.roster.released(freed))
-    return state, (*told, *(Tell(to=None, command=StartWorker(worker=place)) for place in asked))
+    for place in missing:
+        state, asked = ask(state, place, on.get(place))
+        told += asked
+    return state, told
 
 
-def on_offer(state: Membership, worker: WorkerId | None) -> Decision:
-    """The agent could start a worker at a place, or at any if ``worker`` is None."""
-    return answer_offers(_with_offers(state, (*state.vacancies.offers, worker)))
+def ask(state: Membership, worker: WorkerId, node: NodeId | None = None, *, first: bool = False) -> Decision:
+    """Has the agent of ``node``, else one that seems best, start a worker's process: it is expected from now on.
+
+    ``first``: see StartWorker. That of the node where its last process was is best, as that may be what it has room
+    for; else that of the node with the fewest workers. If none is there, nobody is asked yet.
+    """
+    if node not in state.contact.here:
+        node = state.contact.agent_of(state.roster.processes.get(worker)) or _emptiest(state)
+    state = replace(state, roster=state.roster.awaiting({worker: node}))
+    if node is None:
+        return state, ()
+    return state, (Tell(to=None, node=node, command=StartWorker(worker=worker, first=first)),)
 
 
-def _with_offers(state: Membership, offers: tuple[WorkerId | None, ...]) -> Membership:
+def _emptiest(state: Membership) -> NodeId | None:
+    """The node with the fewest workers, those included that are coming, of those whose agents are there."""
+    roster = state.roster
+
+    def workers(node: NodeId) -> int:
+        return len(roster.on(node)) + len(roster.expected_of(node) & roster.where.keys())
+
+    return min(state.contact.here, key=workers, default=None)
+
+
+def on_offer(state: Membership, offer: Offer) -> Decision:
+    """An agent could start a worker."""
+    return answer_offers(_with_offers(state, (*state.vacancies.offers, offer)))
+
+
+def _with_offers(state: Membership, offers: tuple[Offer, ...]) -> Membership:
     return replace(state, vacancies=replace(state.vacancies, offers=offers))
 
 
 def answer_offers(state: Membership) -> Decision:
-    """Asks the agent to start workers for vacant places, as far as it offered; later, where no place can be filled.
+    """Asks agents to start workers for vacant places, as far as they offered; later, where no place can be filled.
 
     What was offered for a place that the grid has given up serves any other; where the grid can grow, whoever was
     offered comes as a spare if none is vacant.
@@ -48,21 +79,27 @@ def answer_offers(state: Membership) -> Decision:
     if state.phase in NO_PLACES:
         return state, ()
     vacant = set(state.vacant) - {place for place, _ in matched(state)}
-    kept: list[WorkerId | None] = []
-    spawned: list[WorkerId] = []
-    more: list[WorkerId] = []
+    kept: list[Offer] = []
+    here = state.contact.here
+    spawned: dict[WorkerId, NodeId] = {}
+    more: dict[WorkerId, NodeId] = {}
     for offer in state.vacancies.offers:
-        place = offer if offer in state.grid.baseline.workers else _neediest(state, vacant)
+        if offer.node not in here:
+            kept.append(offer)
+            continue
+        place = offer.place if offer.place in state.grid.baseline.workers else _neediest(state, vacant)
         if place is None and state.rules.weighs:
-            more.append(offer or _unheard_of(state, more))
+            more[offer.place or _unheard_of(state, more)] = offer.node
         elif place is None or place not in vacant:
             kept.append(offer)
         else:
             vacant.discard(place)
-            spawned.append(place)
-    state, told = spawn(_with_offers(state, tuple(kept)), tuple(spawned))
-    state = replace(state, roster=state.roster.awaiting(more))
-    return state, (*told, *(Tell(to=None, command=StartWorker(worker=worker)) for worker in more))
+            spawned[place] = offer.node
+    state, outputs = spawn(_with_offers(state, tuple(kept)), spawned, spawned)
+    for worker, node in more.items():
+        state, told = ask(state, worker, node)
+        outputs += told
+    return state, outputs
 
 
 def _unheard_of(state: Membership, more: Iterable[WorkerId]) -> WorkerId:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.control.detection import deadlocked, forget, needed, overdue, pass_time, slow
 from holdfast.control.membership.ending import end_job
-from holdfast.control.membership.losses import on_lost, on_overdue
+from holdfast.control.membership.losses import on_lost, on_no_show, on_overdue
 from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
 from holdfast.control.membership.state import (
     Decision,
@@ -21,13 +21,13 @@ from holdfast.control.membership.state import (
     notice,
     prefixed,
 )
-from holdfast.control.messages import Remark, Suspect
+from holdfast.control.messages import Expel, Remark, Suspect
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.core.reach import cover
 from holdfast.telemetry.events import Notice, Suspected
 
-__all__ = ["on_closed", "on_suspect", "on_tick"]
+__all__ = ["node_due", "on_agent_closed", "on_closed", "on_suspect", "on_tick"]
 
 DETACHED_GRACE_S = 2.0
 """Or the time in which a heartbeat must come, if that is longer: a machine on which it is needs it here, too."""
@@ -35,14 +35,74 @@ SUSPICION_GRACE_S = 1.0
 OTHERS_S = 0.5
 """So long an exception waits for others of its kind, before it is judged."""
 MAX_REFORMATIONS = 3
+WHOLE_NODE_S = 0.06
+"""Where none of a node's processes has a connection, one that lives is back in less: it tries again after 0.05 s."""
+AGENT_ALONE_S = 0.3
+"""Where an agent has none and some of its workers do: they end with it, large ones later."""
 AGAIN_S = 60.0
 """Nodes whose workers suspect each other again, so soon after links were made anew, cannot reach each other."""
 
 
-def on_closed(state: Membership, worker: WorkerId | None, now: float) -> Decision:
+def on_agent_closed(state: Membership, node: NodeId, now: float) -> Decision:
+    """An agent's connection is gone: what it is told from now on waits until it has said what it knows."""
+    return replace(state, contact=state.contact.agent_closed(node, now)), ()
+
+
+def node_due(state: Membership) -> float | None:
+    """When the next node is held to be gone, unless its agent is back by then; None: none is away."""
+    return min(_due(state).values(), default=None)
+
+
+def _due(state: Membership) -> dict[NodeId, float]:
+    """Nodes whose agents are away, and when each is held to be gone; if none is here, it is we who are cut off."""
+    contact = state.contact
+    away = {node: max(at, contact.reachable_since) for node, at in contact.agents.items() if at is not None}
+    if len(away) == len(contact.agents) or state.phase is Phase.ENDED:
+        return {}
+    kept = state.roster.kept  # whose connections nobody follows
+    on = {node: [worker for worker in state.roster.on(node) if worker not in kept] for node in away}
+    return {node: _due_of(state, on[node], since) for node, since in away.items()}
+
+
+def _due_of(state: Membership, workers: Iterable[WorkerId], since: float) -> float:
+    """When an agent that is away since then is held to be gone with these workers."""
+    detached = state.contact.detached
+    if state.phase is Phase.REATTACHING or any(worker not in detached for worker in workers):
+        return since + AGENT_ALONE_S
+    return max([since, *(detached[worker] for worker in workers)]) + WHOLE_NODE_S
+
+
+def _farewell(node: NodeId) -> tuple[Output, ...]:
+    text = f"node {node} is gone: its agent has lost its connection, and is not back"
+    return Record(event=Notice(worker="coordinator", text=text)), Tell(to=None, node=node, command=Expel(reason=text))
+
+
+def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
+    """Agents are gone, and whatever they have started ends with them: one event."""
+    workers = {worker: node for node in nodes for worker in state.roster.on(node)}
+    asked = {worker: process.node for worker, (process, _) in state.vacancies.starting.since.items()}
+    asked |= state.roster.where
+    coming = {worker: node for worker, at in asked.items() for node in nodes if at.shares_agent(node)}
+    state = replace(
+        state,
+        contact=state.contact.without_agents(nodes),
+        vacancies=replace(
+            state.vacancies, offers=tuple(offer for offer in state.vacancies.offers if offer.node not in nodes)
+        ),
+    )
+    said = [output for node in nodes for output in _farewell(node)]
+    state, outputs = on_lost(state, {worker: f"its node {node} is gone" for worker, node in sorted(workers.items())})
+    for worker, node in sorted(coming.items()):
+        if state.phase is Phase.ENDED:
+            break
+        process = state.vacancies.starting.process_of(worker)
+        state, more = on_no_show(state, worker, process, f"its node {node} is gone")
+        outputs += more
+    return prefixed(said, (state, outputs))
+
+
+def on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:
     """A connection is gone: of a dead worker, as the agent will say at once, or of one that will be back."""
-    if worker is None:  # the agent's: what it is told from now on waits until it has said what it knows
-        return replace(state, contact=replace(state.contact, agent_away=True)), ()
     if worker not in state.present | state.roster.spares:
         return state, ()
     return replace(state, contact=state.contact.closed(worker, now)), ()
@@ -83,6 +143,8 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     """Whoever is away for too long, or hung, is lost; any suspicion that no loss explains: all connect anew."""
     members, spares = _judged(state)
     state = replace(state, watch=pass_time(state.watch, (*members, *spares), now, gap_s=tick.gap_s))
+    if gone := [node for node, due in sorted(_due(state).items()) if now >= due]:
+        return _on_nodes_gone(state, gone)
     if given_up := _given_up(state, now):
         return on_lost(state, given_up)
     if state.phase is not Phase.REATTACHING and (late := state.vacancies.starting.overdue(now)):

@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from holdfast.config.job import Job
 from holdfast.control.chain.opening import chain_of_run, try_store
 from holdfast.control.messages import Ended, Message, Progress
 from holdfast.control.tls import check_tls
-from holdfast.core.nodes import NodeId
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import forbid_core_dumps, raise_file_limit
 from holdfast.runtime.isolation import Networks
@@ -43,7 +41,7 @@ from holdfast.runtime.node.local import Asking, LocalProcesses
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import Interrupted, Signals
 from holdfast.runtime.node.telling import Teller
-from holdfast.runtime.node.worker_group import WorkerGroup, new_nonce
+from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import Found, Probed, emulated_probe
 from holdfast.settings.planning import profile_of
@@ -237,7 +235,7 @@ class Launcher:
     def _agent(self, briefing: Briefing, ports: Ports, coordinators: Coordinators, log: EventLog) -> NodeAgent:
         spec = ports.coordinator
         control, checkpoint, resume = briefing.job.control, briefing.job.checkpoint, briefing.request.resume
-        node = NodeId(name=socket.gethostname() or "localhost", nonce=new_nonce())
+        node = ports.node
         node_of = ports.node_of or (lambda worker: node)
 
         def make_group(send: Callable[[Message], None]) -> WorkerGroup:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from holdfast.core.ids import WorkerId
@@ -21,6 +22,10 @@ from holdfast.telemetry.events import EventLog
 __all__ = ["Ports", "ports_of"]
 
 
+def _this_machine() -> NodeId:
+    return NodeId(name=socket.gethostname() or "localhost", nonce=new_nonce())
+
+
 def _no_network(node: int) -> None:
     raise InternalError(f"node {node} is to be cut off, and nodes have no networks of their own")
 
@@ -35,7 +40,8 @@ class Ports:
         workers: starts workers.
         around: puts something around the group of workers, before any is started.
         cut: takes a node's network link down.
-        node_of: the node of each worker, where that is not the agent's.
+        node: the agent's.
+        node_of: the part of it that each worker is on; None: there are none.
     """
 
     coordinator: CoordinatorSpec
@@ -43,6 +49,7 @@ class Ports:
     workers: Processes
     around: Callable[[WorkerGroup], None] = lambda group: None
     cut: Callable[[int], None] = _no_network
+    node: NodeId = field(default_factory=_this_machine)
     node_of: Callable[[WorkerId], NodeId] | None = None
 
 
@@ -66,7 +73,7 @@ def ports_of(briefing: Briefing, workers: Processes, log: EventLog, networks: Ne
 def _isolated(ports: Ports, briefing: Briefing, networks: Networks) -> Ports:
     """The coordinator is in the hub, and the agent reaches it through a door in the run directory."""
     door = networks.open_door(briefing.request.run_dir)
-    ids = tuple(NodeId(name=f"node-{number}", nonce=new_nonce()) for number in range(len(briefing.nodes)))
+    ids = tuple(replace(ports.node, name=f"node-{number}") for number in range(len(briefing.nodes)))
     workers = IsolatedWorkers(inner=ports.workers, networks=networks, nodes=briefing.nodes, ids=ids)
     return replace(
         ports,

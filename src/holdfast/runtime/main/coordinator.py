@@ -134,8 +134,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
         membership = replace(membership, contact=replace(membership.contact, told_gone=_told_gone(spec)))
     if unknown:
         remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
-        contact = replace(membership.contact, agent_away=True)
-        membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING, contact=contact)
+        membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING)
     coordinator = Coordinator(
         membership=membership,
         recorded=() if stored is None else stored.recorded,

@@ -138,8 +138,8 @@ class WorkerGroup:
             self._open_offers = tuple(left)
             self._coming[worker] = None
 
-    def start(self, worker: WorkerId, *, first: bool = False) -> None:
-        """Starts a worker's process; ``first``: the job has not begun, so it is told what the first one was.
+    def start(self, worker: WorkerId, *, first: bool = True) -> None:
+        """Starts a worker's process; ``first``: it begins with the job, and comes into none that runs.
 
         One that runs, and was not fenced, is not started twice: the older one would be watched and fenced by nobody.
         """
@@ -148,7 +148,7 @@ class WorkerGroup:
             self.log.write(self.clock(), Notice(worker=str(worker), text=text))
             return
         nonce = self.draw()
-        spec = self.spec_of(worker, nonce, first or worker not in self._current)
+        spec = self.spec_of(worker, nonce, first)
         child = self.children.start(self.entry, spec, name=str(worker))
         member = self._current[worker] = Member(child, Process(self.node_of(worker), child.pid, nonce))
         with self._lock:
@@ -203,7 +203,7 @@ class WorkerGroup:
         """Offers a worker to the coordinator: one that was lost, or, if None, a new one."""
         with self._lock:  # a hello made in between would tell of it, and the offer would follow
             self._open_offers += (worker,)
-            self.send(WorkerOffer(worker=worker))
+            self.send(WorkerOffer(worker=worker, node=self.node))
 
     def kill(self, worker: WorkerId) -> None:
         """Ends a worker's newest process."""

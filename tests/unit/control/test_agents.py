@@ -1,0 +1,206 @@
+"""Several nodes, with an agent each: who is asked, who is told, and what it means that one is away."""
+
+from dataclasses import replace
+
+import pytest
+from tests.processes import NODE, process_of
+from tests.unit.control.decided import DecidedJob
+
+from holdfast.control.membership import Closed, Phase, Restoring, Tell, Tick, decide, node_due
+from holdfast.control.membership.starting import Offer
+from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
+from holdfast.control.messages import Exited, Expel, Fence, Hello, Started, StartWorker, StateAt, Strike, WorkerOffer
+from holdfast.core.nodes import NodeId
+from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
+from holdfast.telemetry.events import Detected, Installed, Notice
+
+PLAN = regular_plan(3, split_evenly(2, 2), 1)
+W00, W01, W10, W11, W20, W21 = PLAN.workers
+THERE, ELSEWHERE = NodeId(name="there", nonce=16 * "b"), NodeId(name="elsewhere", nonce=16 * "c")
+NODES = (NODE, THERE, ELSEWHERE)
+"""A pipeline each."""
+
+
+def process(worker, number=1, node=None):
+    return replace(process_of(worker, number), node=node or NODES[worker.pipeline])
+
+
+def agent(node, **more):
+    return Hello(worker=None, process=replace(process_of(None, 1), node=node), **more)
+
+
+def gone(node):
+    return Closed(worker=None, process=agent(node).process)
+
+
+def closed(*workers):
+    return [Closed(worker=worker, process=process(worker)) for worker in workers]
+
+
+def died(worker):
+    return Exited(worker=worker, process=process(worker), status=-9)
+
+
+class Job(DecidedJob):
+    def give(self, *events, now=0.0):
+        self.asked, self.tells = [], []
+        told, recorded = [], []
+        for event in events:
+            _, outputs = decide(self.state, event, now=now)
+            self.tells += [each for each in outputs if isinstance(each, Tell)]
+            super().give(event, now=now)
+            told, recorded = told + self.told, recorded + self.recorded
+        self.told, self.recorded = told, recorded
+        self.asked = [(each.command.worker, each.node) for each in self.tells if isinstance(each.command, StartWorker)]
+        return self
+
+    def to(self, kind):
+        """The nodes whose agents, or the workers that, were told this."""
+        return [each.node or each.to for each in self.tells if isinstance(each.command, kind)]
+
+
+@pytest.fixture
+def job():
+    """All run, each pipeline on a node of its own."""
+    made = Job(PLAN, strategy="adaptive")
+    made.state = made.blank
+    made.give(*map(agent, NODES))
+    return made.give(*(Hello(worker=worker, process=process(worker)) for worker in PLAN.workers)).agreed(0)
+
+
+def test_a_process_is_ended_by_the_agent_of_its_node(job):
+    job.give(died(W10))
+    assert job.to(Fence) == [THERE]
+
+
+def test_a_fault_is_carried_out_by_the_agent_of_its_worker(job):
+    assert job.give(Strike(worker=W21, spec="kill-node:2@1:start")).to(Strike) == [ELSEWHERE]
+
+
+def test_whoever_offers_is_asked(job):
+    job.give(died(W10)).give(WorkerOffer(worker=None, node=ELSEWHERE))
+    assert (job.asked, dict(job.state.roster.where)) == ([(W10, ELSEWHERE)], {W10: ELSEWHERE})
+    job.give(Hello(worker=W10, process=process(W10, 2, ELSEWHERE)))
+    assert (job.state.roster.expected, dict(job.state.roster.where)) == (frozenset(), {})
+
+
+def test_what_an_agent_offers_that_is_away_waits_for_it(job):
+    job.give(died(W10)).give(WorkerOffer(worker=W20, node=THERE), gone(THERE), died(W20))
+    assert (job.asked, job.state.vacancies.offers) == ([], (Offer(W20, THERE),))
+    assert job.give(agent(THERE, offers=(W20,))).asked == [(W20, THERE)]
+
+
+def test_one_that_failed_to_start_is_started_again_where_it_was(job):
+    job.give(died(W10)).give(WorkerOffer(worker=None, node=ELSEWHERE))
+    first = process(W10, 2, ELSEWHERE)
+    job.give(Started(worker=W10, process=first), Exited(worker=W10, process=first, status=1))
+    assert job.asked == [(W10, ELSEWHERE)]
+
+
+def test_where_its_node_is_gone_it_is_started_where_the_fewest_are(job):
+    job.give(died(W10)).give(WorkerOffer(worker=None, node=THERE))
+    assert job.asked == [(W10, THERE)]
+    job.give(gone(THERE), *closed(W11)).give(died(W20), Tick(), now=WHOLE_NODE_S)
+    assert job.asked == [(W10, ELSEWHERE)]
+
+
+def test_the_hello_of_an_agent_is_about_its_own_node(job):
+    job.give(died(W10), died(W21)).agreed(2)
+    job.give(WorkerOffer(worker=W10, node=THERE), WorkerOffer(worker=W21, node=ELSEWHERE))
+    assert job.asked == [(W10, THERE), (W21, ELSEWHERE)]
+    job.give(gone(THERE)).give(agent(THERE))
+    assert job.to(Fence) == [THERE]
+    assert (job.asked, job.state.roster.expected) == ([], {W21}), "it does not know of what it was asked for"
+
+
+def test_who_is_not_there_is_asked_for_by_the_first_agent_that_is_back(job):
+    """A strategy that waits for all wants one started, and nobody can be asked."""
+    start = Restoring(restorable=(StateAt(url=None, step=0),))
+    waits = Job(PLAN, strategy="checkpoint-restart", wait_s=60.0, restoring=start)
+    waits.state = waits.blank
+    waits.give(*map(agent, NODES)).give(*(Hello(worker=w, process=process(w)) for w in PLAN.workers)).agreed(0)
+    waits.give(*map(gone, NODES)).give(died(W10))
+    assert (waits.asked, waits.state.roster.expected, dict(waits.state.roster.where)) == ([], {W10}, {})
+    assert waits.give(agent(ELSEWHERE)).asked == [(W10, ELSEWHERE)]
+    assert waits.give(agent(THERE)).asked == [], "it is on its way"
+
+
+def test_a_node_is_gone_with_all_that_was_on_it(job):
+    job.give(WorkerOffer(worker=None, node=THERE)).give(gone(THERE), *closed(W10, W11), now=5.0)
+    assert node_due(job.state) == 5.0 + WHOLE_NODE_S
+    assert job.give(Tick(), now=5.0 + WHOLE_NODE_S - 1e-3).recorded == []
+    job.give(Tick(), now=5.0 + WHOLE_NODE_S)
+    assert [(event.worker, event.how) for event in job.recorded if isinstance(event, Detected)] == [
+        ("1.0", "its node there is gone"),
+        ("1.1", "its node there is gone"),
+    ]
+    assert len([event for event in job.recorded if isinstance(event, Installed)]) == 1
+    assert THERE in job.to(Expel), "nothing waits for it any more"
+    assert (job.state.vacancies.offers, node_due(job.state)) == ((), None)
+
+
+def test_while_one_of_its_workers_has_a_connection_its_agent_is_given_more_time(job):
+    job.give(gone(THERE), *closed(W10), now=5.0)
+    assert node_due(job.state) == 5.0 + AGENT_ALONE_S
+    job.give(*closed(W11), now=5.2)
+    assert node_due(job.state) == 5.2 + WHOLE_NODE_S
+    job.give(agent(THERE), now=5.22)
+    assert (node_due(job.state), job.give(Tick(), now=6.0).state.roster.lost) == (None, frozenset())
+
+
+def test_nobody_is_judged_while_no_agent_is_there_and_time_begins_when_one_is(job):
+    job.give(*map(gone, NODES), *closed(*PLAN.workers), now=5.0)
+    assert node_due(job.state) is None
+    assert job.give(Tick(), now=6.0).state.roster.lost == frozenset()
+    job.give(agent(NODE), now=6.5)
+    assert node_due(job.state) == 6.5 + WHOLE_NODE_S
+    job.give(agent(THERE), now=6.51).give(Tick(), now=6.5 + WHOLE_NODE_S)
+    assert job.state.roster.lost == {W20, W21}
+
+
+def test_a_node_without_workers_is_forgotten(job):
+    spare = NodeId(name="spare", nonce=16 * "d")
+    job.give(agent(spare, offers=(None,))).give(gone(spare), now=5.0).give(Tick(), now=5.1)
+    assert [type(event) for event in job.recorded] == [Notice]
+    assert (job.state.roster.lost, job.state.vacancies.offers) == (frozenset(), ())
+
+
+def test_before_the_job_has_begun_its_workers_are_started_elsewhere():
+    job = Job(PLAN)
+    job.state = job.blank
+    job.give(agent(NODE, started=(Started(worker=W00, process=process(W00)),)))
+    job.give(
+        agent(THERE, started=(Started(worker=W10, process=process(W10)), Started(worker=W11, process=process(W11))))
+    )
+    job.give(Hello(worker=W10, process=process(W10)))
+    job.give(gone(THERE), *closed(W10), now=5.0).give(Tick(), now=5.0 + WHOLE_NODE_S)
+    assert job.state.phase is Phase.GATHERING
+    assert [(each.command, each.node) for each in job.tells if isinstance(each.command, StartWorker)] == [
+        (StartWorker(worker=W10, first=True), NODE),
+        (StartWorker(worker=W11, first=True), NODE),
+    ]
+
+
+def test_parts_of_one_machine_have_one_agent(job):
+    """As nodes that are emulated have: they can lose the way to each other, but live and die together."""
+    part = replace(NODE, name="part")
+    job.give(died(W00), died(W01)).agreed(2)
+    job.give(Hello(worker=W00, process=process(W00, 2, part)))
+    job.give(gone(NODE), Closed(worker=W00, process=process(W00, 2, part)), now=5.0).give(Tick(), now=5.1)
+    assert W00 in job.state.roster.lost
+    assert "its node here is gone" in {event.how for event in job.recorded if isinstance(event, Detected)}
+
+
+def test_the_next_coordinator_knows_who_was_asked_and_waits_for_each_agent_as_long_as_for_workers(job):
+    job.give(died(W10)).give(WorkerOffer(worker=W10, node=ELSEWHERE))
+    job.restarted()
+    assert (dict(job.state.roster.where), job.state.contact.here) == ({W10: ELSEWHERE}, ())
+    back = [W00, W01, W11]
+    job.give(agent(NODE), agent(THERE), *(Hello(worker=w, process=process(w), generation=2) for w in back), now=1.0)
+    assert job.asked == []
+    assert node_due(job.state) == 60.0 + AGENT_ALONE_S
+    job.give(Tick(), now=60.0)
+    assert job.state.roster.lost == {W10, W20, W21}
+    job.give(Tick(), now=60.0 + AGENT_ALONE_S)
+    assert job.asked == [(W10, THERE)], "it has one worker, and the other two"
