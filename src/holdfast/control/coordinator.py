@@ -68,6 +68,7 @@ DRAIN_S = 1.0
 AGENT_S = 5.0
 FIRST_S = 10.0
 """How long a peer may take to say who it is."""
+_NOTHING: tuple[object, object, object] = (None, None, None)
 _NO_HELLO = "the first message must be Hello or Failure"
 _STREAMS = 4
 _OPTIONS = [
@@ -161,10 +162,11 @@ class Coordinator:
         self._queues: dict[_Peer, _Queue] = {}
         self._agents: dict[Process, bool] = {}
         """Those that have attached, and whether they have a stream now."""
-        self._for_first: list[Command] = []
-        """What agents are to be told, before there has been any."""
+        self._early: list[Tell] = []
+        """What agents are to be told, from before there has been any."""
         self._agents_here = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
+        self._looked_into = _NOTHING
         self._goodbye = asyncio.Event()
         self._dying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,6 +179,8 @@ class Coordinator:
             if isinstance(output, Tell):
                 if isinstance(output.command, Install):
                     self._introduce(output)
+                if output.to is None and not self._agents:
+                    self._early.append(output)
                 for peer in self._peers_of(output):
                     self._tell(peer, output.command)
             elif isinstance(output, WriteManifest):
@@ -217,13 +221,10 @@ class Coordinator:
         die()
 
     def _peers_of(self, tell: Tell) -> Sequence[_Peer]:
-        """Whoever is to be told; what agents are to be told before there is one waits for the first."""
+        """Whoever is to be told, of those that have attached."""
         if tell.to is not None:
             return [(tell.to, tell.process or self.decider.membership.roster.processes.get(tell.to))]
-        if not self._agents:
-            self._for_first.append(tell.command)
-        agents = (each for each in self._agents if tell.node is None or each.node.shares_agent(tell.node))
-        return [(None, process) for process in agents]
+        return [(None, process) for process in self._agents if _is_for(tell, process)]
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -251,9 +252,6 @@ class Coordinator:
             queue.put_nowait(_End.DONE)
         if isinstance(command, Expel):
             del self._queues[to]  # what it still says is not heard
-            if to[0] is None and to[1] is not None:
-                self._agents.pop(to[1], None)
-                self._know_agents()
 
     def _queue_of(self, peer: _Peer) -> _Queue:
         """The queue of a new stream; the stream before it, if it still stands, ends.
@@ -270,14 +268,24 @@ class Coordinator:
         if before is not None:
             before.put_nowait(_End.REPLACED)
         queue = self._queues[peer] = asyncio.Queue()
-        if worker is None:
-            for command in self._for_first:
-                queue.put_nowait(command)
-            self._for_first.clear()
+        if worker is None and process is not None:
+            for tell in self._early:
+                if _is_for(tell, process):
+                    queue.put_nowait(tell.command)
+            self._early = [tell for tell in self._early if not _is_for(tell, process)]
         return queue
 
+    def _forget_agents(self) -> None:
+        """Nothing waits any more for agents that are held to be gone; one that is back meanwhile has a stream."""
+        if self._agents_here.is_set() or self.decider.waits:
+            return
+        known = self.decider.membership.contact.agents
+        for process in [each for each, here in self._agents.items() if not here and each.node not in known]:
+            del self._agents[process], self._queues[None, process]
+        self._know_agents()
+
     def _know_agents(self) -> None:
-        """Whether all agents that we know of have a stream, if there are any."""
+        """Notes whether all agents that have attached have a stream, if there are any."""
         if self._agents and all(self._agents.values()):
             self._agents_here.set()
         else:
@@ -351,6 +359,7 @@ class Coordinator:
     def _take(self, events: Sequence[Happening]) -> None:
         self.decider.take(events)
         self._part_if_over()
+        self._forget_agents()
         self._look_in_time()
 
     def _part_if_over(self) -> None:
@@ -359,15 +368,23 @@ class Coordinator:
 
     def _look_in_time(self) -> None:
         """Sees to it that time passes when a node is to be held to be gone, which is sooner than it does otherwise."""
-        due = node_due(self.decider.membership)
-        if due is not None and self._looking is None and not self.decider.waits:
-            loop = asyncio.get_running_loop()
-            self._looking = loop.call_later(max(0.0, due - self.decider.awake()), self._look)
+        state = self.decider.membership
+        looked_into = (state.contact, state.roster, state.phase)  # nothing else matters, and these change rarely
+        if self.decider.waits or all(one is other for one, other in zip(looked_into, self._looked_into, strict=True)):
+            return
+        self._looked_into = looked_into
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = None
+        if (due := node_due(state)) is not None:
+            after_s = max(0.0, due - self.decider.awake())
+            self._looking = asyncio.get_running_loop().call_later(after_s, self._look)
 
     def _look(self) -> None:
-        self._looking = None
+        self._looked_into = _NOTHING
         self.decider.pass_time()
         self._part_if_over()
+        self._forget_agents()
         self._look_in_time()
 
     async def run(self) -> bool:
@@ -387,9 +404,14 @@ class Coordinator:
         if decider.resigned:
             return False
         until = decider.awake() + AGENT_S  # one may still be on its way, and waits to hear how the job ended
-        while not self._agents_here.is_set() and decider.awake() < until:
-            await _set_within(self._agents_here, TICK_S)
+        while not (self._agents_here.is_set() and self._all_back()) and decider.awake() < until:
+            await (_set_within(self._agents_here, TICK_S) if self._all_back() else asyncio.sleep(RETRY_S))
         return True
+
+    def _all_back(self) -> bool:
+        """Whether all agents have attached that the coordinator before us knew of, if they are not held to be gone."""
+        nodes = {process.node.nonce for process in self._agents}
+        return all(node.nonce in nodes for node in self.decider.membership.contact.agents)
 
     def _keep_planning(self) -> None:
         """Plans ahead beside everything else: time passes, and messages come, however long a plan takes."""
@@ -427,6 +449,11 @@ class Coordinator:
                 continue
             if self.decider.membership.generation == before.generation and not self.decider.waits:
                 self._take(news)
+
+
+def _is_for(tell: Tell, agent: Process) -> bool:
+    """Whether an agent is to be told this, which is for agents."""
+    return tell.node is None or agent.node.shares_agent(tell.node)
 
 
 async def _set_within(event: asyncio.Event, limit_s: float) -> None:

@@ -755,7 +755,8 @@ def may_say(worker: WorkerId | None, process: Process | None, message: Message) 
     """Whether a message may come from this process of a worker, or (``worker`` None) of an agent.
 
     ``process`` is None only of who says that it has failed before it had one. Everyone speaks for itself; what happened
-    to processes, and that new ones can be had, is for the agent of their node to say.
+    to processes, and that new ones can be had, is for the agent of their node to say; which emulated nodes are gone, is
+    for any agent.
     """
     match message:
         case Started(process=its) | Exited(process=its):

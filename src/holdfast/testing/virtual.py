@@ -15,7 +15,7 @@ from holdfast.control.detection import Watch
 from holdfast.control.membership import Closed, Membership, Restoring, Tell
 from holdfast.control.messages import Ended, StateAt
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.plan import Plan
 from holdfast.core.profile import Costs, costs_from_profile, unit_costs
 from holdfast.core.validate import validate
@@ -63,7 +63,9 @@ class VirtualCluster:
             listens=lambda: self._coordinator.alive,
         )
         rules = _rules(scenario, terms)
-        self._world = World(scenario=scenario, rules=rules, time=time, links=self._links, log=self._log)
+        self._world = World(
+            scenario=scenario, rules=rules, time=time, links=self._links, log=self._log, knows_agent=self._knows_agent
+        )
         self._agents = [VirtualAgent(self._world, *each) for each in enumerate(scenario.begins_on)]
         self._supervisor = _supervisor(time, self._log, self._restart_coordinator)
         self._ended: Ended | None = None
@@ -177,6 +179,9 @@ class VirtualCluster:
         for agent in self._agents:
             if tell.node is None or agent.process.node.shares_agent(tell.node):
                 agent.tell(tell.command)
+
+    def _knows_agent(self, node: NodeId) -> bool:
+        return node in self._coordinator.decider.membership.contact.agents
 
     # What strikes besides scheduled faults.
 

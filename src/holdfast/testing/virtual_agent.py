@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.membership import Closed
-from holdfast.control.messages import Command, Expel, Message, Preempted, StartWorker
+from holdfast.control.messages import Command, Message, Preempted, StartWorker
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
@@ -131,6 +131,8 @@ class VirtualAgent:
         links = self._world.links
         if not self.alive or links.is_open(self.process):
             return
+        if not self._world.knows_agent(self.process.node):
+            self._waiting.clear()  # it was held to be gone
         links.open(self.process, replace_struct(self._group.hello(), process=self.process, preempted=self._preempted))
         if links.is_open(self.process):
             waiting, self._waiting = self._waiting, []
@@ -142,11 +144,9 @@ class VirtualAgent:
         self._world.after(self._world.scenario.delays.reattach, self.attach)
 
     def tell(self, command: Command) -> None:
-        """The coordinator tells it something; while it is away, that waits, unless it is held to be gone."""
+        """The coordinator tells it something; while it is away, that waits."""
         if self._world.links.is_open(self.process):
             self._world.links.tell(self.process, lambda: self._obey(command))
-        elif isinstance(command, Expel):
-            self._waiting.clear()
         else:
             self._waiting.append(command)
 

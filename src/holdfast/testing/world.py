@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 from holdfast.recovery.rules import JobRules
 from holdfast.runtime.transport.port import SumKey
 from holdfast.testing.mail import Mail
@@ -43,6 +43,7 @@ class World:
         time: that passes.
         links: to the coordinator.
         log: what happened.
+        knows_agent: whether the coordinator knows of the agent of a node, and does not hold it to be gone.
         running: the newest process of each worker.
         mail: what is on its way between workers.
         processes: all that were ever started.
@@ -60,6 +61,7 @@ class World:
     time: VirtualTime
     links: ControlLinks
     log: VirtualLog
+    knows_agent: Callable[[NodeId], bool]
     running: dict[WorkerId, VirtualWorker] = field(default_factory=dict)
     mail: Mail[Any] = field(default_factory=Mail)
     processes: dict[Process, VirtualWorker] = field(default_factory=dict)

@@ -9,7 +9,8 @@ from tests.unit.control.decided import DecidedJob
 from holdfast.control.membership import Closed, Phase, Restoring, Tell, Tick, decide, node_due
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
-from holdfast.control.messages import Exited, Expel, Fence, Hello, Started, StartWorker, StateAt, Strike, WorkerOffer
+from holdfast.control.messages import Exited, Fence, Hello, Started, StartWorker, StateAt, Strike, WorkerOffer
+from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
@@ -136,7 +137,6 @@ def test_a_node_is_gone_with_all_that_was_on_it(job):
         ("1.1", "its node there is gone"),
     ]
     assert len([event for event in job.recorded if isinstance(event, Installed)]) == 1
-    assert THERE in job.to(Expel), "nothing waits for it any more"
     assert (job.state.vacancies.offers, node_due(job.state)) == ((), None)
 
 
@@ -180,6 +180,40 @@ def test_before_the_job_has_begun_its_workers_are_started_elsewhere():
         (StartWorker(worker=W10, first=True), NODE),
         (StartWorker(worker=W11, first=True), NODE),
     ]
+
+
+def test_what_is_left_on_a_node_that_was_held_to_be_gone_is_ended(job):
+    """One whose place another has taken, and one that was on its way."""
+    job.give(gone(THERE), *closed(W10, W11)).give(Tick(), now=WHOLE_NODE_S).agreed(2)
+    job.give(WorkerOffer(worker=W10, node=ELSEWHERE)).give(Hello(worker=W10, process=process(W10, 2, ELSEWHERE)))
+    left = tuple(Started(worker=worker, process=process(worker)) for worker in (W10, W11))
+    job.give(agent(THERE, started=left))
+    ended = [(each.command.worker, each.node) for each in job.tells if isinstance(each.command, Fence)]
+    assert sorted(ended) == [(W10, THERE), (W11, THERE)]
+    assert W10 not in job.state.vacancies.starting.since
+
+
+def test_one_that_was_on_its_way_on_a_node_that_is_back_does_not_keep_its_place_from_others(job):
+    job.give(died(W10)).give(WorkerOffer(worker=W10, node=THERE))
+    first, second = process(W10, 2, THERE), process(W10, 3, ELSEWHERE)
+    job.give(Started(worker=W10, process=first)).give(gone(THERE), *closed(W11)).give(Tick(), now=WHOLE_NODE_S)
+    assert job.asked == [(W10, ELSEWHERE)]
+    job.give(agent(THERE, started=(Started(worker=W10, process=first),)))
+    assert (None, Fence(worker=W10, process=first)) in job.told
+    job.give(Started(worker=W10, process=second), Exited(worker=W10, process=second, status=1))
+    job.give(WorkerOffer(worker=W10, node=THERE), Started(worker=W10, process=process(W10, 4, THERE)))
+    job.give(Exited(worker=W10, process=first, status=-9), Hello(worker=W10, process=process(W10, 4, THERE)))
+    assert (job.state.roster.expected, W10 in job.state.roster.lost) == (frozenset(), False)
+
+
+def test_two_that_are_offered_for_a_place_that_was_given_up_are_two(job):
+    """Where the grid can grow, both come as spares."""
+    job.state = replace(job.state, rules=replace(job.state.rules, weighs=True))
+    given_up = WorkerId(7, 0)
+    job.give(WorkerOffer(worker=given_up, node=THERE), WorkerOffer(worker=given_up, node=ELSEWHERE))
+    job.give(agent(NODE, offers=(given_up, given_up)))
+    assert len({worker for worker, _ in job.asked}) == len(job.asked)
+    assert [node for _, node in job.asked] == [NODE, NODE]
 
 
 def test_parts_of_one_machine_have_one_agent(job):

@@ -48,8 +48,10 @@ from holdfast.control.messages import (
     Saved,
     Shutdown,
     Started,
+    StartWorker,
     Status,
     StepDone,
+    Strike,
     Told,
     WorkerOffer,
     decode_command,
@@ -134,6 +136,11 @@ class Service:
     def await_agents(self, number):
         """Waits until so many agents have a stream."""
         until(lambda: [*self.coordinator._agents.values()] == [True] * number)
+
+    def standing(self):
+        """The processes that have a stream."""
+        away = {process for process, here in self.coordinator._agents.items() if not here}
+        return {process for _, process in self.coordinator._queues} - away
 
     def await_tick(self):
         """Waits until time passes, which it does when this is over, and then not before a new TICK_S has."""
@@ -473,7 +480,10 @@ def test_each_agent_is_told_of_its_own_node_and_all_of_what_concerns_everybody(s
     assert agent.got_nothing()
 
 
-def test_a_node_whose_connections_have_closed_is_gone_sooner_than_time_passes_otherwise(service, connect, monkeypatch):
+@pytest.mark.parametrize("workers_first", [True, False])
+def test_a_node_whose_connections_have_closed_is_gone_sooner_than_time_passes_otherwise(
+    service, connect, monkeypatch, workers_first
+):
     """And what waits for its agent is not told any more."""
     agent, other, a, b = connect(None), connect(None, node=THERE), connect(A), connect(B, node=THERE)
     for client in (a, b):
@@ -481,10 +491,52 @@ def test_a_node_whose_connections_have_closed_is_gone_sooner_than_time_passes_ot
     service.await_agents(2)
     monkeypatch.setattr(coordinator_module, "TICK_S", 10 * LIMIT_S)
     service.await_tick()
-    b.close()
-    other.close()
+    first, second = (b, other) if workers_first else (other, b)
+    first.close()
+    until(lambda: first.standing.process not in service.standing())
+    second.close()
     assert agent.news() == GONE_B
     assert set(service.coordinator._agents) == {agent.standing.process}
+
+
+def test_an_agent_that_is_back_while_it_is_being_held_to_be_gone_is_here(service, connect, monkeypatch):
+    """Its hello waits for that decision to be stored: it is none to be thrown out, nor to be believed to be gone."""
+    agent, other, a, b = connect(None), connect(None, node=THERE), connect(A), connect(B, node=THERE)
+    for client in (a, b):
+        client.expect(Attached)
+    service.await_agents(2)
+    put, held, begun = service.coordinator._leading.put, threading.Event(), threading.Event()
+
+    def slow(decision):
+        begun.set()
+        assert held.wait(LIMIT_S)
+        return put(decision)
+
+    monkeypatch.setattr(type(service.coordinator._leading), "put", lambda leading, decision: slow(decision))
+    b.close()
+    other.close()
+    assert begun.wait(LIMIT_S)
+    again = connect(None, node=THERE)
+    service.await_agents(2)
+    held.set()
+    assert agent.news() == GONE_B
+    until(lambda: not service.coordinator.decider.waits)
+    assert service.coordinator.decider.membership.contact.here == tuple(sorted([NODE, THERE]))
+    again.send(WorkerOffer(worker=B, node=THERE))
+    while not isinstance(command := again.expect(object), StartWorker):
+        assert isinstance(command, Fence)
+
+
+def test_what_is_to_be_told_before_there_is_an_agent_waits_for_the_one_it_is_for(service, connect):
+    a, b = connect(A), connect(B, node=THERE)
+    for client in (a, b):
+        client.expect(Attached)
+    b.send(Strike(worker=B, spec="kill-node:1@0:start"))
+    until(lambda: any(isinstance(tell.command, Strike) for tell in service.coordinator._early))
+    agent = connect(None)
+    service.await_agents(1)
+    assert connect(None, node=THERE).expect(Strike).worker == B
+    assert agent.got_nothing()
 
 
 def test_what_an_agent_is_to_be_told_waits_while_it_is_away(service, connect):

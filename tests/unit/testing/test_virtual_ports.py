@@ -36,7 +36,8 @@ class Network:
         self.time, log = VirtualTime(seed=1), VirtualLog()
         links = ControlLinks(self.time, (0.0, 0.0), up=lambda event: None, listens=lambda: False)
         scenario, rules = Scenario(plan=PLAN, steps=1), JobRules(steps=1)
-        self._world = World(scenario=scenario, rules=rules, time=self.time, links=links, log=log)
+        known = {"scenario": scenario, "rules": rules, "time": self.time, "links": links, "log": log}
+        self._world = World(**known, knows_agent=lambda node: True)
         self.looked = []
         for worker in (A, B):
             look = lambda worker=worker: self.looked.append(worker)  # noqa: E731

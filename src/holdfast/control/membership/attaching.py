@@ -134,9 +134,11 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     state, node = _heard(state, hello, now), hello.process.node
     gone, roster = {exit_.process for exit_ in hello.exits}, state.roster
     lost = {worker: roster.processes.get(worker) for worker in sorted(roster.lost - roster.kept)}
+    left_over = [each for each in hello.started if _is_left_over(state, each)]
     for started in hello.started:
-        state, _ = on_started(state, started, now)
-    outputs: tuple[Output, ...] = tuple(
+        state, _ = (state, ()) if started in left_over else on_started(state, started, now)
+    outputs: tuple[Output, ...] = tuple(told for each in left_over for told in fence(each.worker, each.process))
+    outputs += tuple(
         told
         for worker, process in lost.items()
         if process is not None and process.node.shares_agent(node) and process not in gone
@@ -156,13 +158,24 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
         for worker in sorted(unheard):
-            state, again = ask(state, worker, node, first=True)
-            outputs += again
+            state, told = ask(state, worker, node, first=True)
+            outputs += told
         return state, outputs
     state = replace(state, roster=state.roster.not_awaiting(unheard))
-    state, spawned = spawn(state, sorted(unheard & to_fill(state))) if unheard else (state, ())
+    again = dict.fromkeys(sorted(unheard & to_fill(state)), node)
+    state, spawned = spawn(state, again, again) if unheard else (state, ())
     state, preempted = on_preempted(state) if hello.preempted else (state, ())
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
+
+
+def _is_left_over(state: Membership, started: Started) -> bool:
+    """Whether nobody waits for a process any more: its node was held to be gone, and others have been asked since."""
+    worker, process = started.worker, started.process
+    if process in state.vacancies.starting.spent:
+        return True
+    last = state.roster.processes.get(worker)
+    elsewhere = last is not None and not last.node.shares_agent(process.node)
+    return elsewhere and worker not in state.roster.expected_of(process.node)
 
 
 def _heard(state: Membership, hello: Hello, now: float) -> Membership:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -142,10 +142,14 @@ class Roster:
         return replace(self, expected=self.expected - gone, where=without(self.where, *gone))
 
     @property
+    def there(self) -> Set[WorkerId]:
+        """Who has attached and is not lost."""
+        return self.processes.keys() - self.lost
+
+    @property
     def nodes(self) -> frozenset[NodeId]:
         """Where somebody is, or is being started; of those for which one agent is there, one."""
-        there = self.processes.keys() - (self.lost - self.kept)
-        nodes = {*(self.processes[worker].node for worker in there), *self.where.values()}
+        nodes = {*(self.processes[worker].node for worker in self.there | self.kept), *self.where.values()}
         return frozenset({node.nonce: node for node in sorted(nodes)}.values())
 
     def expected_of(self, node: NodeId) -> frozenset[WorkerId]:
@@ -156,7 +160,7 @@ class Roster:
 
     def on(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Who is there, or was kept, with a process for which this node's agent is there; in order."""
-        there = self.processes.keys() - (self.lost - self.kept)
+        there = self.there | self.kept
         return tuple(worker for worker in sorted(there) if self.processes[worker].node.shares_agent(node))
 
     def released(self, stopped: Iterable[WorkerId]) -> Roster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -54,11 +55,9 @@ def ask(state: Membership, worker: WorkerId, node: NodeId | None = None, *, firs
 def _emptiest(state: Membership) -> NodeId | None:
     """The node with the fewest workers, those included that are coming, of those whose agents are there."""
     roster = state.roster
-
-    def workers(node: NodeId) -> int:
-        return len(roster.on(node)) + len(roster.expected_of(node) & roster.where.keys())
-
-    return min(state.contact.here, key=workers, default=None)
+    there = Counter(roster.processes[worker].node.nonce for worker in roster.there)
+    there.update(node.nonce for node in roster.where.values())
+    return min(state.contact.here, key=lambda node: there[node.nonce], default=None)
 
 
 def on_offer(state: Membership, offer: Offer) -> Decision:
@@ -89,7 +88,8 @@ def answer_offers(state: Membership) -> Decision:
             continue
         place = offer.place if offer.place in state.grid.baseline.workers else _neediest(state, vacant)
         if place is None and state.rules.weighs:
-            more[offer.place or _unheard_of(state, more)] = offer.node
+            name = None if offer.place in more else offer.place
+            more[name or _unheard_of(state, more)] = offer.node
         elif place is None or place not in vacant:
             kept.append(offer)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.control.detection import deadlocked, forget, needed, overdue, pass_time, slow
@@ -21,7 +21,7 @@ from holdfast.control.membership.state import (
     notice,
     prefixed,
 )
-from holdfast.control.messages import Expel, Remark, Suspect
+from holdfast.control.messages import Remark, Suspect
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.core.reach import cover
@@ -59,22 +59,21 @@ def _due(state: Membership) -> dict[NodeId, float]:
     away = {node: max(at, contact.reachable_since) for node, at in contact.agents.items() if at is not None}
     if len(away) == len(contact.agents) or state.phase is Phase.ENDED:
         return {}
-    kept = state.roster.kept  # whose connections nobody follows
-    on = {node: [worker for worker in state.roster.on(node) if worker not in kept] for node in away}
-    return {node: _due_of(state, on[node], since) for node, since in away.items()}
-
-
-def _due_of(state: Membership, workers: Iterable[WorkerId], since: float) -> float:
-    """When an agent that is away since then is held to be gone with these workers."""
-    detached = state.contact.detached
-    if state.phase is Phase.REATTACHING or any(worker not in detached for worker in workers):
-        return since + AGENT_ALONE_S
-    return max([since, *(detached[worker] for worker in workers)]) + WHOLE_NODE_S
-
-
-def _farewell(node: NodeId) -> tuple[Output, ...]:
-    text = f"node {node} is gone: its agent has lost its connection, and is not back"
-    return Record(event=Notice(worker="coordinator", text=text)), Tell(to=None, node=node, command=Expel(reason=text))
+    if not away or state.phase is Phase.REATTACHING:  # then workers are on their way back, too
+        return {node: since + AGENT_ALONE_S for node, since in away.items()}
+    standing, closed_at = set[str](), dict[str, float]()
+    for worker in state.roster.there:
+        nonce, at = state.roster.processes[worker].node.nonce, contact.detached.get(worker)
+        if at is None:
+            standing.add(nonce)
+        else:
+            closed_at[nonce] = max(at, closed_at.get(nonce, at))
+    return {
+        node: since + AGENT_ALONE_S
+        if node.nonce in standing
+        else max(since, closed_at.get(node.nonce, since)) + WHOLE_NODE_S
+        for node, since in away.items()
+    }
 
 
 def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
@@ -82,7 +81,12 @@ def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
     workers = {worker: node for node in nodes for worker in state.roster.on(node)}
     asked = {worker: process.node for worker, (process, _) in state.vacancies.starting.since.items()}
     asked |= state.roster.where
-    coming = {worker: node for worker, at in asked.items() for node in nodes if at.shares_agent(node)}
+    coming = {
+        worker: node
+        for worker, at in asked.items()
+        for node in nodes
+        if at.shares_agent(node) and worker not in workers
+    }
     state = replace(
         state,
         contact=state.contact.without_agents(nodes),
@@ -90,7 +94,8 @@ def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
             state.vacancies, offers=tuple(offer for offer in state.vacancies.offers if offer.node not in nodes)
         ),
     )
-    said = [output for node in nodes for output in _farewell(node)]
+    text = "node {} is gone: its agent has lost its connection, and is not back"
+    said = [Record(event=Notice(worker="coordinator", text=text.format(node))) for node in nodes]
     state, outputs = on_lost(state, {worker: f"its node {node} is gone" for worker, node in sorted(workers.items())})
     for worker, node in sorted(coming.items()):
         if state.phase is Phase.ENDED:

@@ -172,7 +172,8 @@ class NodeAgent:
             case Gathered(missing=missing, of=of):
                 teller.prepare("starting workers" if missing else "waiting for the first step", missing, of)
             case Told(news=news) if command not in self._told:
-                self._told |= {command} if command.decision else set()
+                if command.decision:  # of these the newest alone may be told again
+                    self._told = {each for each in self._told if each.decision == command.decision} | {command}
                 teller.say(self.reporter.tell(news, time.monotonic()))
             case Progress():
                 self._progress(command)
