@@ -18,7 +18,7 @@ from holdfast.schedule.builders import regular_plan
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, Notice, Replaying, Synced
 from holdfast.telemetry.report import report
-from holdfast.testing.scenario import Scenario
+from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster
 
 STAGES, STEPS, EVERY = 4, 12, 5
@@ -221,8 +221,8 @@ def wide():
     return run(plan=WIDE)
 
 
-def run_wide(*faults):
-    result = run(*faults, plan=WIDE)
+def run_wide(*faults, **options):
+    result = run(*faults, plan=WIDE, **options)
     check(result, *faults, like=wide)
     return result
 
@@ -240,7 +240,8 @@ def test_a_stage_that_all_pipelines_lost_is_replayed_by_its_neighbours(stage, po
 
 
 def test_who_is_lost_beside_keeps_its_place_for_somebody_who_comes_later():
-    result = run_wide("kill:1.1@2", "kill:1.3@3", "kill:0.1@8:forward", "join:1.3@9")
+    soon = Delays(start=(0.05, 0.05))  # before the last step
+    result = run_wide("kill:1.1@2", "kill:1.3@3", "kill:0.1@8:forward", "join:1.3@9", delays=soon)
     replayed_alone(result)
     assert [event.workers for event in of(result, Replaying)] == [("0.0", "0.2", "1.0", "1.2")]
     came = [event for event in of(result, Synced) if event.worker == "1.3"]

@@ -166,7 +166,7 @@ def test_where_the_whole_grid_is_lost_spares_go_on_alone():
 
 def test_one_that_stops_while_it_waits_is_lost_and_nobody_recovers():
     pause = Pause(at=0.5, lasts_s=300.0, workers=(SPARE,))
-    slow = {"delays": Delays(compute=(0.3, 0.9)), "steps": 24}
+    slow = {"delays": Delays(compute=(0.3, 0.9), start=(0.1, 0.3)), "steps": 24}
     result = survives(spares=[(0.1, SPARE)], pauses=[pause], also=[str(pause)], **slow)
     (lost,) = of(result, Detected)
     assert (lost.worker, lost.spare, result.generations) == ("7.0", True, 1)

@@ -134,7 +134,7 @@ CUT = [[LayerRange(0, 2), LayerRange(2, 3), LayerRange(3, 4)], [LayerRange(0, 1)
 
 def test_layers_are_handed_over_while_steps_are_undone(undoing):
     """One dies with the verdict in hand before, while and after 1.1 takes a layer over: others go back by inverting."""
-    steps = 12
+    steps = 16
     after = home_plan(home_placement(CUT), undoing.plan.routes.batch)
     usual = weights(undoing.run(steps=steps)[1])
     usual = {layer: found for (_, layer), found in usual.items()}
@@ -142,7 +142,7 @@ def test_layers_are_handed_over_while_steps_are_undone(undoing):
     inverted = handed = 0
     for step in range(1, 9):
         fault = Fault.parse(f"kill:0.1@{step}:verdict")
-        result, stages = undoing.run(seed=step, better=Recut(after), faults=[fault], **options)
+        result, stages = undoing.run(seed=step, better=Recut(after, ever=True), faults=[fault], **options)
         assert (result.outcome, result.fired) == ("done", (str(fault),)), result.detail
         for (worker, layer), found in weights(stages).items():
             assert float((found - usual[layer]).norm()) <= TOLERANCE * float(usual[layer].norm()), (step, worker, layer)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["above_0", "add_overrides", "from_0", "grid_shape", "hours", "whole_number", "worker_names"]
+__all__ = ["above_0", "add_overrides", "from_0", "grid_shape", "hours", "token_from", "whole_number", "worker_names"]
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
@@ -23,6 +28,29 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
         metavar="KEY=VALUE",
         help=f"override a key of the job file, such as {example}; may be repeated",
     )
+
+
+def token_from(path: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the token of a job: out of a file (``-``: of what is piped in), else of ``HOLDFAST_TOKEN``; or "".
+
+    It is on no command line, which everybody on a machine can read.
+
+    Raises:
+        ConfigError: the file cannot be read, or what is in it is no token.
+    """
+    where = "HOLDFAST_TOKEN" if path is None else f"--token-file {path}"
+    try:
+        text = environ.get("HOLDFAST_TOKEN", "") if path is None else _text_of(path)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    token = text.strip()
+    if (token or path is not None) and not _TOKEN.fullmatch(token):
+        raise ConfigError(f"{where}: holds no token; expected 16 to 200 letters, digits, '-' or '_'")
+    return token
+
+
+def _text_of(path: str) -> str:
+    return sys.stdin.read() if path == "-" else Path(path).read_text()
 
 
 def hours(seconds: int) -> str:

@@ -1,7 +1,8 @@
 """The commands of ``holdfast``, and how each may end.
 
 Exit codes: 0 done, 1 our bug, 2 the user's input, 3 no plan is possible any more (last committed step saved), 4 a
-scheduled fault never fired, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
+scheduled fault never fired, 93 (of an agent) the job has not ended well, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138
+SIGUSR1, 140 SIGUSR2.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.cli.advise import add_advise_parser
+from holdfast.cli.agent import add_agent_parser
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
@@ -22,7 +24,7 @@ from holdfast.cli.run import add_run_parser
 from holdfast.cli.simulate import add_simulate_parser
 from holdfast.cli.study import add_study_parser
 from holdfast.cli.templates import add_templates_parser
-from holdfast.cli.train import add_train_parser
+from holdfast.cli.train import add_coordinator_parser, add_train_parser
 from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line, plain
 from holdfast.version import __version__
@@ -46,6 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
     add_train_parser(commands)
     add_run_parser(commands)
+    add_coordinator_parser(commands)
+    add_agent_parser(commands)
     add_plan_parser(commands)
     add_templates_parser(commands)
     add_groups_parser(commands)
@@ -80,5 +84,5 @@ def _exit_code(error: HoldfastError, command: str) -> int:
     if isinstance(error, ConfigError):
         return 2
     if isinstance(error, StateUnavailable | TooFewWorkers | InfeasiblePlan | DecisionsLost):
-        return 3 if command in ("train", "run") else 2
+        return 3 if command in ("train", "run", "coordinator") else 2
     return 1

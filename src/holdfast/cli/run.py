@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from holdfast.cli.arguments import add_overrides, whole_number
-from holdfast.cli.train import add_run_options, train_and_tell
+from holdfast.cli.train import add_run_options, listening, train_and_tell
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
@@ -38,7 +38,7 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 def run(args: argparse.Namespace) -> int:
     """Runs the script, prints a short summary and returns the exit code."""
-    job = job_of(args.script, args.arguments, args.workers, args.overrides)
+    job = job_of(args.script, args.arguments, args.workers, listening(args))
     words = ["holdfast", "run", "--workers", str(args.workers)]
     return train_and_tell(job, args, words, [args.script, *args.arguments])
 

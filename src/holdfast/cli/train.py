@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides, hours
+from holdfast.cli.arguments import add_overrides, hours, token_from, whole_number
 from holdfast.cli.inspect import tell_checkpoint
 from holdfast.cli.ways_shown import tell_technique, tell_way
 from holdfast.config.job import Job
@@ -18,7 +19,7 @@ from holdfast.config.profiles import load_profile
 from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
-from holdfast.errors import DecisionsLost, StateUnavailable, TooFewWorkers
+from holdfast.errors import ConfigError, DecisionsLost, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.node.signals import Interrupted
@@ -26,11 +27,14 @@ from holdfast.runtime.train import Summary, train
 from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing, Scheduled
 
 __all__ = [
+    "EventLines",
     "ProgressLine",
+    "add_coordinator_parser",
     "add_run_options",
     "add_train_parser",
     "describe",
     "describe_preparing",
+    "listening",
     "train_and_tell",
 ]
 
@@ -93,15 +97,58 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="with --resume: keys that are meant to differ from the checkpoint's, such as "
         "model.dropout,optimizer.betas; may be repeated",
     )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST[:PORT]",
+        help="the address of this machine by which others reach it (as control.host and control.port, and needs tls as "
+        "these do): agents of other machines can take part",
+    )
+    parser.add_argument(
+        "--slots",
+        type=whole_number(0),
+        metavar="N",
+        help="how many workers may run on this machine (default: all); the others begin where `holdfast agent` is "
+        "started. Machines have the run directory in common",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="what agents have to know (-: piped in; default: HOLDFAST_TOKEN, else one is made up and written into the "
+        "run directory)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
+
+
+def add_coordinator_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``coordinator`` command: ``train`` with no worker on this machine."""
+    about = "Trains a job with all its workers on other machines, where `holdfast agent` is started."
+    parser = commands.add_parser("coordinator", help="train a job on other machines", description=about)
+    parser.add_argument("job", metavar="JOB.yaml", help="the job file")
+    add_overrides(parser, "grid.stages=2")
+    add_run_options(parser)
+    parser.set_defaults(run=run, slots=0, emulate=None)
+
+
+def listening(args: argparse.Namespace) -> list[str]:
+    """Returns the overrides of keys that the command line gives, those of ``--listen`` included."""
+    if args.listen is None:
+        return list(args.overrides)
+    host, _, port = args.listen.rpartition(":")
+    if not host:
+        host, port = port, "0"
+    if not re.fullmatch(r"\d{1,5}", port, re.ASCII):
+        raise ConfigError(f"--listen {args.listen}: expected HOST or HOST:PORT, such as 10.0.0.5:7000")
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(f"--listen {args.listen}: expected the address by which other machines reach this one")
+    return [*args.overrides, f"control.host={host}", f"control.port={port}"]
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains, prints a short summary and returns the exit code."""
-    words = ["holdfast", "train", args.job]
+    words = ["holdfast", args.command, args.job]
     words += ["--emulate", args.emulate] if args.emulate else []
     emulate = load_profile(args.emulate) if args.emulate else None
-    return train_and_tell(load_job(args.job, args.overrides), args, words, emulate=emulate)
+    return train_and_tell(load_job(args.job, listening(args)), args, words, emulate=emulate)
 
 
 def train_and_tell(
@@ -128,6 +175,8 @@ def train_and_tell(
             emulate=emulate,
             resume=args.resume,
             accept=[key for text in args.accept for key in text.split(",") if key],
+            slots=job.most_workers if args.slots is None and args.listen else args.slots,
+            token=token_from(args.token_file),
             on_event=line.tell,
             on_progress=line.show,
         )
@@ -162,29 +211,23 @@ def train_and_tell(
 def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str], then: Sequence[str]) -> str:
     """The command that goes on with a run that ended early; scheduled faults are not repeated."""
     options = [word for text in args.overrides for word in ("--set", text)]
+    given = {"--listen": args.listen, "--slots": args.slots, "--token-file": args.token_file}
+    options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if "auto" in (args.resume, job.resume if args.resume is None else None):
         options += ["--run-dir", resume]
         resume = "auto"
     return shlex.join([*words, *options, "--resume", resume, *then])
 
 
-class ProgressLine:
-    """One line that tells what is done before the first step, then step, loss, speed, workers alive and time left.
+class EventLines:
+    """Lines that tell what comes up; what is being prepared is one that is replaced.
 
     Off a terminal: a new line whenever something else begins, and every ten seconds.
     """
 
-    def __init__(self, job: Job, *, quiet: bool) -> None:
-        self._started = JobStarted(
-            name=job.name,
-            workers=job.num_workers,
-            steps=job.train.steps,
-            samples_per_step=job.samples_per_step,
-            wall_time=0.0,
-        )
+    def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._terminal = sys.stderr.isatty()
-        self._times: list[float] = []
         self._shown = 0.0
         self._doing = ""
         self._open = False
@@ -193,8 +236,6 @@ class ProgressLine:
         """Tells what came up: what is being prepared in the line that is replaced, all else in one that stays."""
         if isinstance(event, Preparing):
             self._prepare(event)
-        elif isinstance(event, JobStarted):
-            self._started = event
         elif isinstance(event, Chosen | Scheduled):
             if not self._quiet:
                 told = tell_way(event) if isinstance(event, Chosen) else tell_technique(event.technique, event.why)
@@ -221,6 +262,34 @@ class ProgressLine:
         else:
             print(text, file=sys.stderr, flush=True)
 
+    def end(self) -> None:
+        """Ends the line."""
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
+
+
+class ProgressLine(EventLines):
+    """These, and one that tells step, loss, speed, workers alive and time left."""
+
+    def __init__(self, job: Job, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        self._started = JobStarted(
+            name=job.name,
+            workers=job.num_workers,
+            steps=job.train.steps,
+            samples_per_step=job.samples_per_step,
+            wall_time=0.0,
+        )
+        self._times: list[float] = []
+
+    def tell(self, event: Event) -> None:
+        """See EventLines.tell."""
+        if isinstance(event, JobStarted):
+            self._started = event
+        else:
+            super().tell(event)
+
     def show(self, progress: Progress) -> None:
         """Shows a step that was done."""
         now = time.monotonic()
@@ -243,12 +312,6 @@ class ProgressLine:
         text += f"  workers {progress.alive}/{self._started.workers}"
         text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
-
-    def end(self) -> None:
-        """Ends the line."""
-        if self._open:
-            print(file=sys.stderr)
-            self._open = False
 
 
 def describe_preparing(event: Preparing) -> str:

@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import msgspec
 
 from holdfast.config.job import Tls
-from holdfast.control.coordinator import METHOD, SERVICE
+from holdfast.control.coordinator import BRIEF, METHOD, SERVICE
 from holdfast.control.messages import (
     Command,
     Dormant,
@@ -35,7 +35,7 @@ from holdfast.control.tls import channel_credentials
 from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
-__all__ = ["ControlClient"]
+__all__ = ["ControlClient", "ask_brief"]
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -52,6 +52,7 @@ _OPTIONS = [
 _IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000, "grpc.http2.ping_timeout_ms": 1000}
 RETRY_S = 0.05
 _CONNECT_S = 1.0
+_BRIEF_S = 10.0
 
 _IN_HELLO = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving, Dormant)
 """What a new stream needs not carry: the hello at its beginning says as much, or more."""
@@ -168,9 +169,7 @@ class ControlClient:
         return self._addresses[0]
 
     def _channel(self) -> grpc.Channel:
-        if self._credentials is None:
-            return grpc.insecure_channel(self._address, options=self._options)
-        return grpc.secure_channel(self._address, self._credentials, options=self._options)
+        return _opened(self._address, self._credentials, self._options)
 
     def _await_listener(self) -> bool:
         """Waits until somebody listens: asked cheaply, as each attempt of gRPC costs milliseconds of processor time."""
@@ -183,10 +182,50 @@ class ControlClient:
         return False
 
     def _explain(self, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:
-        code, details = error.code(), error.details()
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            return ConfigError(f"coordinator at {self._address}: {details}")
-        return CoordinatorUnavailable(f"coordinator at {self._address}: {code.name.lower()}: {details}")
+        return _explained(self._address, error)
+
+
+def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
+    """Returns what the coordinators at an address tell agents of their job, unread.
+
+    Args:
+        address: ``host:port``; several, joined by commas, are tried in turn.
+        token: the job's.
+        tls: certificates; None asks in the clear.
+
+    Raises:
+        ConfigError: the token was refused, or a certificate cannot be read.
+        CoordinatorUnavailable: none answers.
+    """
+    credentials, problem = channel_credentials(tls) if tls else None, CoordinatorUnavailable("nobody was asked")
+    for each in address.split(","):
+        if not _listens(each):
+            problem = CoordinatorUnavailable(f"coordinator at {each}: nobody listens there")
+            continue
+        with _opened(each, credentials, _OPTIONS) as channel:
+            ask = channel.stream_stream(f"/{SERVICE}/{BRIEF}")
+            try:
+                return b"".join(ask(iter(()), metadata=((TOKEN_KEY, token),), timeout=_BRIEF_S))
+            except grpc.RpcError as error:
+                if isinstance(explained := _explained(each, error), ConfigError):
+                    raise explained from None
+                problem = explained
+    raise problem
+
+
+def _opened(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
+) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def _explained(address: str, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:
+    code, details = error.code(), error.details()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return ConfigError(f"coordinator at {address}: {details}")
+    return CoordinatorUnavailable(f"coordinator at {address}: {code.name.lower()}: {details}")
 
 
 class _Outbox:

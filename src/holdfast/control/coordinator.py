@@ -1,7 +1,8 @@
 """The coordinator: a gRPC service around :func:`holdfast.control.membership.decide`.
 
-It is not on the path of a healthy step. One method, ``Attach``, a stream in both directions per worker and one for the
-agent; messages are msgpack-encoded typed values (see messages.py). Every call must carry the job's token.
+It is not on the path of a healthy step. One method, ``Attach``, is a stream in both directions per worker and agent;
+messages are msgpack-encoded typed values (see messages.py). Another one, ``Brief``, says what the agent of another
+machine must know before it can take part. Every call must carry the job's token.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.events import CoordinatorReady, Event, Log
 
-__all__ = ["METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
+__all__ = ["BRIEF", "METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
-METHOD = "Attach"
+METHOD, BRIEF = "Attach", "Brief"
 TICK_S = 0.2
 RETRY_S = 0.1
 """Between two tries to store a decision."""
@@ -493,6 +494,7 @@ async def serve(
     credentials: grpc.ServerCredentials | None = None,
     also: str | None = None,
     waits_for: Callable[[], str] = lambda: "",
+    brief: bytes = b"",
 ) -> bool:
     """Serves until the job has ended; returns False if another one leads now.
 
@@ -505,14 +507,16 @@ async def serve(
         credentials: for TLS; None listens in the clear.
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
         waits_for: says what keeps us from leading, for those that are sent away; "" if only that another leads.
+        brief: what agents of other machines are told; whether or not we lead.
 
     Raises:
         ConfigError: an address cannot be listened on.
     """
-    door = _Door(token, waits_for)
+    door = _Door(token, waits_for, brief)
     server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=_OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(door.attach)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+    methods = {METHOD: door.attach, BRIEF: door.tell}
+    handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     try:
         _try_address(host, port)
         address = f"{host}:{port}"
@@ -546,9 +550,16 @@ class _Door:
 
     coordinator: Coordinator | None = None
 
-    def __init__(self, token: str, waits_for: Callable[[], str]) -> None:
+    def __init__(self, token: str, waits_for: Callable[[], str], brief: bytes) -> None:
         self._token = token
         self._waits_for = waits_for
+        self._brief = brief
+
+    async def tell(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Says what an agent must know; whoever has but a worker's share of the token is none."""
+        if bearer(context.invocation_metadata(), self._token) != "":
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is for agents")
+        yield self._brief
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """See Coordinator.attach."""

@@ -30,6 +30,7 @@ from holdfast.control.membership import (
     decide,
     end,
     to_store,
+    unplaced,
     unplanned,
 )
 from holdfast.control.messages import Gathered, Heartbeat, Install, Message, News, Remark, StepDone, Told
@@ -332,14 +333,15 @@ def _excerpted(outputs: Sequence[Output]) -> list[Output]:
 def _reports(before: Membership, after: Membership, outputs: Sequence[Output], decision: int) -> tuple[Tell, ...]:
     """What tells the agent what its user waits for, or should hear of."""
     told: tuple[Tell, ...] = ()
-    if (
-        Phase.GATHERING in (before.phase, after.phase)
-        and before.roster.processes.keys() != after.roster.processes.keys()
-    ):
-        workers = after.grid.baseline.workers
-        missing = tuple(w for w in workers if w not in after.roster.processes)
-        told = (Tell(to=None, command=Gathered(missing=missing, of=len(workers))),)
+    if Phase.GATHERING in (before.phase, after.phase) and _gathered(before) != _gathered(after):
+        told = (Tell(to=None, command=_gathered(after)),)
     return told + _news([output.event for output in outputs if isinstance(output, Record)], decision)
+
+
+def _gathered(state: Membership) -> Gathered:
+    workers = state.grid.baseline.workers
+    missing = tuple(worker for worker in workers if worker not in state.roster.processes)
+    return Gathered(missing=missing, of=len(workers), unplaced=unplaced(state))
 
 
 def _news(recorded: Sequence[Event], decision: int) -> tuple[Tell, ...]:

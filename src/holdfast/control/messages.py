@@ -307,7 +307,7 @@ class CaughtUp(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerOffer(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent of ``node`` can start a worker: in the place of ``worker``, or in any."""
+    """The agent of ``node`` can start a worker: in the place of ``worker``, or in any; also one to begin with."""
 
     worker: WorkerId | None
     node: NodeId
@@ -325,7 +325,7 @@ class Strike(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Remark(_Wire, frozen=True, tag=True, kw_only=True):
-    """Something went wrong that stops nothing, and that the user should hear of; passed on to the agent.
+    """Something that stops nothing, and that the user should hear of; passed on to agents.
 
     ``kind``: of several of one kind, whoever they are from, only the first is told. ``worker``: None: the coordinator.
     """
@@ -583,7 +583,7 @@ class Meet(_Wire, frozen=True, tag=True, kw_only=True):
 class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: start a process for this worker, which comes into a running job.
 
-    ``first``: the job has not begun; it starts as the first one did.
+    ``first``: the job has not begun, the worker begins with it.
     """
 
     worker: WorkerId
@@ -608,10 +608,14 @@ class Progress(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Gathered(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: of ``of`` workers, all but those ``missing`` have attached; the job begins when none is."""
+    """For the agent: of ``of`` workers, all but those ``missing`` have attached; the job begins when none is.
+
+    ``unplaced``: for so many no agent has offered room so far; nobody is started before there is room for all.
+    """
 
     missing: tuple[WorkerId, ...]
     of: int
+    unplaced: int = 0
 
 
 News = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Costs
 from holdfast.planning.replays import Logging
 from holdfast.planning.reshaping import Shapes
@@ -23,6 +24,7 @@ class JobRules:
         strategy: name of the recovery strategy.
         directory: where the final (or last committed) layers are written.
         job: which of all jobs this is; whose decisions are in a store, and whose logs those are, is told by it.
+        first_spares: workers beside those of the grid, with which the job begins where there is room for them.
         ties: the layers that share a weight, each a tuple of layer indices.
         staggered: whether updates are made ahead of the verdict.
         terms: what the planner goes by; None if plans keep to 1F1B's rules.
@@ -49,6 +51,7 @@ class JobRules:
     strategy: str = "auto"
     directory: str = ""
     job: str = ""
+    first_spares: tuple[WorkerId, ...] = ()
     ties: tuple[tuple[int, ...], ...] = ()
     staggered: bool = False
     terms: Terms | None = None

@@ -35,6 +35,9 @@ _OF_AN_ATTEMPT = (
     "stacks-*.txt",
     "plans",
     "final",
+    "job-id",
+    "token",
+    "node-*",
     _JOB,  # the last: while it is there, not all was set aside
 )
 

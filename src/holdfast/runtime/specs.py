@@ -173,6 +173,7 @@ class CoordinatorSpec:
         host: the address to listen on.
         port: to listen on; 0 for any.
         socket: where to listen, too; None nowhere else.
+        brief: what agents of other machines are told of the job, unread.
         around: each is called with the coordinator's :class:`holdfast.control.decider.Decider` before that decides,
             and puts something around its ports; none but in a job that is built to be struck.
     """
@@ -190,6 +191,7 @@ class CoordinatorSpec:
     library: str | None = None
     resume: ResumeFrom | None = None
     socket: str | None = None
+    brief: bytes = b""
     around: tuple[Callable[[Any], None], ...] = ()
 
 

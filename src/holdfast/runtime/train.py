@@ -119,6 +119,8 @@ def train(
     emulate: Profile | None = None,
     resume: str | Path | None = None,
     accept: Iterable[str] = (),
+    slots: int | None = None,
+    token: str = "",
     on_event: Callable[[Event], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
@@ -138,6 +140,9 @@ def train(
             what is in the job's ``checkpoint.url``; if that is done already, nothing is changed. None: as the job says.
         accept: keys of the job that may differ from those of the job which made the checkpoint, such as
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
+        slots: how many workers may begin on this machine, 0 or more; the others wait for agents of other machines, see
+            :class:`holdfast.runtime.launch.joining.Joiner`. None: all begin here.
+        token: what those agents have to know; empty: one is drawn, and written into the run directory.
         on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
             every second while it goes on); how the layers of a lost node are to come back (Chosen); workers that are
             lost or have come; checkpoints that were rejected, and why; what the model or the data do not do the same
@@ -175,6 +180,8 @@ def train(
             resume=_resume_from(wanted, job, directory, before),
             accept=accepted,
             again=auto,
+            slots=slots,
+            token=token,
         )
         outcome = Launcher(request=request, claim=claim, on_event=on_event, on_progress=on_progress).run()
         summary = _summarise(directory, outcome, planned)

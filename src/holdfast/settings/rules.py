@@ -38,6 +38,7 @@ def rules_of(
         strategy=resilience.strategy,
         directory=directory,
         job=job_id,
+        first_spares=job.spares,
         ties=ties,
         staggered=job.train.technique == Technique.STAGGERED.value,
         terms=planned.terms,

@@ -83,9 +83,9 @@ class VirtualCluster:
             InternalError: nothing can happen any more though the job has not ended, or the limit has passed.
         """
         scenario, time = self._scenario, self._time
-        for agent in self._agents:
-            agent.begin()
         self._coordinator.run(again=False)
+        for agent in self._agents:
+            agent.attach()
         for at, who in scenario.broken_streams:
             time.after(at, lambda at=at, who=who: self._break_stream(at, who))  # type: ignore[misc]
         for at, who in scenario.spares:
@@ -187,8 +187,8 @@ class VirtualCluster:
 
     def _break_stream(self, at: float, worker: WorkerId) -> None:
         """A connection breaks; the process connects again."""
-        running = self._world.running[worker]
-        if self._links.is_open(running.process):
+        running = self._world.running.get(worker)
+        if running is not None and self._links.is_open(running.process):
             self._log.fire(f"break:{worker}#{at}")
             self._links.cut(running.process)
             self._coordinator.take(Closed(worker=worker, process=running.process))
@@ -213,7 +213,7 @@ class VirtualCluster:
         """A further node is there, on which so many workers can be started."""
         self._log.fire(f"add-agent:{offers}#{at}")
         self._agents.append(VirtualAgent(self._world, len(self._agents), (), offers))
-        self._agents[-1].begin()
+        self._agents[-1].attach()
 
     def _pause(self, pause: Pause) -> None:
         """Stops processes. What they would do happens when they go on; what is under way between them arrives."""

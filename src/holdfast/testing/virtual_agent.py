@@ -33,6 +33,7 @@ class VirtualProcesses:
 
     def __init__(self, world: World, agent: Process) -> None:
         self._by_child: dict[Child, VirtualWorker] = {}
+        self._begins: dict[Process, bool] = {}
         self._world = world
         self._agent = agent
 
@@ -40,11 +41,12 @@ class VirtualProcesses:
         """Starts a worker; ``arguments``: what it is told."""
         world, scenario = self._world, self._world.scenario
         (spec,) = arguments
-        worker, nonce, faults = spec
+        worker, nonce, begins, faults = spec
         joins = worker in world.running
         deaths = dict([scenario.kill_joiner_at_effect] if scenario.kill_joiner_at_effect else ())
         dies_at = (deaths if joins else dict(scenario.kill_at_effect)).get(worker)
         process = process_on(self._agent, nonce)
+        self._begins[process] = begins and worker in scenario.plan.workers
         child, made = Child(pid=process.pid, name=name), VirtualWorker(worker, process, faults, dies_at, world)
         world.processes[process] = self._by_child[child] = world.running[worker] = made
         return child
@@ -52,7 +54,6 @@ class VirtualProcesses:
     def attend(self, child: Child, on_end: Callable[[Child], None], /) -> None:
         """Lets it begin."""
         delays, process = self._world.scenario.delays, self._by_child[child]
-        first = len(self._world.processes) <= len(self._world.scenario.plan.workers)
 
         def ended(status: int) -> None:
             child.status = status
@@ -60,7 +61,7 @@ class VirtualProcesses:
             on_end(child)
 
         process.attend(ended)
-        takes: Range = delays.control if first else delays.start
+        takes: Range = delays.control if self._begins[process.process] else delays.start
         self._world.after(takes, process.begin)
 
     def kill(self, child: Child, /) -> None:
@@ -83,14 +84,13 @@ class VirtualAgent:
         self.alive = True
         self._world = world
         self._preempted = False
-        self._workers = workers
         self._waiting: list[Command] = []
         """What it is to be told once it has a connection again."""
         self._group = WorkerGroup(
             children=VirtualProcesses(world, self.process),
             node=self.process.node,
             node_of=lambda worker: self.process.node,
-            spec_of=lambda worker, nonce, begins: (worker, nonce, ()),
+            spec_of=lambda worker, nonce, begins: (worker, nonce, begins, ()),
             draw=world.draw_nonce,
             send=self._say,
             log=world.log,
@@ -100,8 +100,8 @@ class VirtualAgent:
         )
         if world.scenario.faults:
             self._faults(number).put_around(self._group)
-        for _ in range(offers):
-            self._group.offer(None)
+        for place in (*workers, *(None for _ in range(offers))):
+            self._group.offer(place)
 
     def _faults(self, number: int) -> NodeFaults:
         """Those of its own workers; whoever joins is offered by the first one."""
@@ -110,21 +110,15 @@ class VirtualAgent:
         return NodeFaults(
             faults=tuple(fault for fault in world.scenario.faults if offers or fault.kind is not FaultKind.JOIN),
             nodes=world.scenario.nodes,
-            tell=lambda spec, own: (*spec[:2], own),
+            tell=lambda spec, own: (*spec[:3], own),
             cut=self._cut,
             log=world.log,
             clock=lambda: world.time.now,
         )
 
-    def begin(self) -> None:
-        """Starts the workers with which the job begins, and connects."""
-        for worker in self._workers:
-            self._group.start(worker)
-        self.attach()
-
     def start_spare(self, worker: WorkerId) -> None:
         """Starts a process that nobody asked for."""
-        self._group.start(worker)
+        self._group.start(worker, first=True)
 
     def attach(self) -> None:
         """Connects, if there is a coordinator."""

@@ -169,7 +169,7 @@ def test_a_node_without_workers_is_forgotten(job):
 def test_before_the_job_has_begun_its_workers_are_started_elsewhere():
     job = Job(PLAN)
     job.state = job.blank
-    job.give(agent(NODE, started=(Started(worker=W00, process=process(W00)),)))
+    job.give(agent(NODE, started=(Started(worker=W00, process=process(W00)),), offers=(None, None)))
     job.give(
         agent(THERE, started=(Started(worker=W10, process=process(W10)), Started(worker=W11, process=process(W11))))
     )

@@ -758,7 +758,7 @@ def test_what_waits_for_the_store_is_told_and_whether_training_does_too(tmp_path
 
 def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
     agent, a = connect(None), connect(A)
-    assert agent.expect(Gathered) == Gathered(missing=(B,), of=2)
+    assert agent.expect(Gathered) == Gathered(missing=(B,), of=2, unplaced=1)
     b = connect(B)
     assert agent.expect(Gathered) == Gathered(missing=(), of=2)
     for client in (a, b):

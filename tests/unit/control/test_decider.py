@@ -172,7 +172,7 @@ def test_who_is_missing_is_told_while_they_gather(world):
     nobody = lambda: 0.0  # noqa: E731
     decider = Decider(membership=membership, log=world, clock=nobody, awake=nobody, outside=world)
     decider.take([Hello(worker=A, process=process_of(A, 1))])
-    assert told(world.new(), Gathered) == [Gathered(missing=(B, C, *OTHERS), of=len(PLAN.workers))]
+    assert told(world.new(), Gathered) == [Gathered(missing=(B, C, *OTHERS), of=len(PLAN.workers), unplaced=5)]
 
 
 def test_nothing_is_told_of_what_could_not_be_stored_and_all_of_it_later_in_order(decider, world):

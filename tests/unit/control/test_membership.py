@@ -227,7 +227,8 @@ def test_an_agent_that_comes_back_is_asked_again_for_what_it_was_not_told_of():
 
 
 def test_a_node_whose_processes_are_not_known_yet_is_started_again_and_nothing_is_fenced():
-    job = Job().give(NodeLost(node=1, workers=(W10, W11)))
+    job = Job().give(WorkerOffer(worker=W10, node=NODE), WorkerOffer(worker=W11, node=NODE))
+    job.give(NodeLost(node=1, workers=(W10, W11)))
     assert [command for _, command in job.told if isinstance(command, Fence | StartWorker)] == [
         StartWorker(worker=W10, first=True),
         StartWorker(worker=W11, first=True),

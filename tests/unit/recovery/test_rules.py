@@ -23,6 +23,7 @@ TREE = {
         "failure_every_s": 60,
         "wait_for_replacement": 9,
         "step_log_bytes": 1000,
+        "spares": 1,
     },
 }
 CHECKFREQ = {"strategy": "checkfreq", "wait_for_replacement": 9}

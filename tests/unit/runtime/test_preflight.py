@@ -56,7 +56,8 @@ def test_each_worker_needs_a_gpu_or_all_share_one(gpus, spares, fits):
     machine = replace(probed(run), probed=replace(probed(run).probed, gpus=("one",) * gpus))
     errors = [str(error) for error in preflight(run, machine).errors]
     told = (
-        f"there are {4 + spares} workers and {gpus} visible GPUs; expected as many, or cuda:0, which all of them share"
+        f"there are {4 + spares} workers here and {gpus} visible GPUs; expected as many, or cuda:0, which all of them "
+        "share"
     )
     assert errors == ([] if fits else [f"train.device: cuda is a GPU for each worker, and {told}"])
     shared = request(sections=sections | {"train": {"steps": 9, "device": "cuda:0"}})
@@ -71,7 +72,12 @@ def test_workers_are_told_their_device_for_life(device, told):
     run = request(sections=sections)
     machine = replace(probed(run), probed=replace(probed(run).probed, gpus=("one",) * 5))
     brief = briefing(run, machine)
-    specs = [brief.worker(worker, NODE, NONCE, begins=begins) for begins in (True, False) for worker in brief.workers]
+    workers = [*enumerate((*brief.planned.plan.workers, *brief.job.spares))]
+    specs = [
+        brief.worker(worker, NODE, NONCE, begins=begins, place=place)
+        for begins in (True, False)
+        for place, worker in workers
+    ]
     assert [spec.device.partition(":")[2] for spec in specs] == told * 2
     assert {spec.device.partition(":")[0] for spec in specs} == {device.partition(":")[0]}
 
@@ -167,6 +173,8 @@ def briefing(run, machine=None):
         token="00" * 32,
         job_id="j",
         store="",
+        host=run.job.control.host,
+        events=run.events,
         address="127.0.0.1:1",
     )
 
@@ -185,7 +193,7 @@ def test_a_checkpoint_to_go_on_from_decides_with():
 def test_what_processes_are_told_agrees():
     told = briefing(request())
     coordinator = told.coordinator()
-    workers = [told.worker(worker, NODE, NONCE, begins=True) for worker in coordinator.plan.workers]
+    workers = [told.worker(worker, NODE, NONCE, begins=True, place=0) for worker in coordinator.plan.workers]
     assert {(each.plan, each.events, each.checkpoints, each.rules) for each in workers} == {
         (coordinator.plan, coordinator.events, coordinator.checkpoints, coordinator.rules)
     }
@@ -196,7 +204,10 @@ def test_who_comes_later_is_told_of_no_checkpoint():
     run = going_on(request(resume=ResumeFrom(url="runs/old", step=None)), FOUND)
     told = briefing(run)
     worker = told.planned.plan.workers[0]
-    assert [told.worker(worker, NODE, NONCE, begins=begins).resume for begins in (True, False)] == [run.resume, None]
+    assert [told.worker(worker, NODE, NONCE, begins=begins, place=0).resume for begins in (True, False)] == [
+        run.resume,
+        None,
+    ]
 
 
 def ports(run):
@@ -217,7 +228,7 @@ def test_faults_are_put_around_the_ports_of_a_job_that_has_some():
     ours = ports(request("kill:0.0@1", "kill-coordinator@2"))
     assert len(ours.coordinator.around) == 1
     brief = briefing(request())
-    group = SimpleNamespace(spec_of=lambda who, nonce, begins: brief.worker(who, NODE, nonce, begins=begins))
+    group = SimpleNamespace(spec_of=lambda who, nonce, begins: brief.worker(who, NODE, nonce, begins=begins, place=0))
     ours.around(group)
     around = [group.spec_of(WorkerId(0, stage), NONCE, True).around for stage in range(2)]
     assert [[len(each.args[0].faults) for each in one] for one in around] == [[1], [0]]

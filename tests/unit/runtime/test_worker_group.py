@@ -124,14 +124,14 @@ def given(group):
 def test_each_first_process_has_its_own_faults_and_the_first_of_a_node_those_of_the_node(group):
     group = group[0]("kill:0.0@3", "hang:0.1@4", "kill-node:1@5", "join:0.0@6")
     for worker in (A, B, C, D):
-        group.start(worker)
+        group.start(worker, first=True)
     assert given(group) == [["kill:0.0@3:start"], ["hang:0.1@4:start"], ["kill-node:1@5:start"], []]
 
 
 def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
     """Its predecessor may have been one step further than the newest that is known to have begun."""
     group = group[0]("kill:0.0@3", "kill:0.0@8", "kill:0.0@9:commit", "stall:0.0@20")
-    group.start(A)
+    group.start(A, first=True)
     group.obey(progress(6))
     group.fence(A, nth(1))
     group.obey(StartWorker(worker=A))
@@ -140,7 +140,7 @@ def test_a_later_process_is_struck_by_what_is_still_to_come_only(group):
 
 def test_a_later_process_gets_its_state_from_its_peers_not_from_a_checkpoint(group):
     group = group[0]()
-    group.start(A)
+    group.start(A, first=True)
     group.fence(A, nth(1))
     group.obey(StartWorker(worker=A))
     assert [spec.resume for spec in group.children.process.told] == ["a checkpoint", None]
@@ -160,7 +160,7 @@ def test_a_fault_that_was_not_scheduled_is_not_carried_out(group, asked):
     make, sent, _ = group
     group = make("kill-node:1@5")
     for worker in (A, B, C, D):
-        group.start(worker)
+        group.start(worker, first=True)
     before = list(sent)
     group.obey(Strike(worker=A, spec=asked))
     assert sent == before
@@ -186,7 +186,7 @@ def test_what_strikes_at_a_time_is_under_way_once_the_first_step_is_over(group):
     timers = []
     group.later = lambda delay, act: timers.append((delay, act))
     for worker in (A, B, C, D):
-        group.start(worker)
+        group.start(worker, first=True)
     assert given(group) == [[]] * 4, "no process strikes itself at a time"
     for step in (0, 1):
         group.obey(progress(step))
@@ -227,9 +227,9 @@ def notices(path):
 def test_a_process_that_runs_is_not_started_twice(group):
     make, _, events = group
     group = make()
-    group.start(A)
+    group.start(A, first=True)
     group.expect(A)
-    group.start(A)
+    group.start(A, first=True)
     assert len(group.children.process.told) == 1
     assert notices(events) == ["0.0"]
     assert group.hello().coming == (A,), "what was asked for is on its way: the one that runs"
@@ -238,9 +238,9 @@ def test_a_process_that_runs_is_not_started_twice(group):
 def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(group):
     make, sent, _ = group
     group = make()
-    group.start(A)
+    group.start(A, first=True)
     group.expect(A)
-    group.start(A)
+    group.start(A, first=True)
     group.children.process.made[0].kill()
     await_exit(sent)
     assert group.hello().coming == ()
@@ -250,10 +250,10 @@ def test_one_that_was_asked_for_twice_comes_no_more_when_it_has_ended(group):
 def test_one_that_has_ended_is_started_again(group):
     make, sent, events = group
     group = make()
-    group.start(A)
+    group.start(A, first=True)
     group.children.process.made[0].kill()
     await_exit(sent)
-    group.start(A)
+    group.start(A, first=True)
     assert len(group.children.process.told) == 2
     assert notices(events) == []
 
@@ -261,15 +261,15 @@ def test_one_that_has_ended_is_started_again(group):
 def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_turn(group):
     group = group[0]()
     group.grace_s = LIMIT_S
-    group.start(A)
+    group.start(A, first=True)
     group.fence(A, nth(1))
-    group.start(A)
+    group.start(A, first=True)
     assert [process.is_alive() for process in group.children.process.made] == [True, True]
     group.fence(A, nth(1))  # told again: it is not the current one any more
-    group.start(A)
+    group.start(A, first=True)
     assert len(group.children.process.told) == 2
     group.fence(A, nth(2))
-    group.start(A)
+    group.start(A, first=True)
     assert len(group.children.process.told) == 3
 
 

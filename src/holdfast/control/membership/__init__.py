@@ -7,6 +7,7 @@ and import one way only, from what is decided first to what that ends in: pyproj
 from holdfast.control.membership.agreement import Forming, Restoring
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.decision import decide, end
+from holdfast.control.membership.gathering import unplaced
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.recovering import plan_recovery, unplanned
 from holdfast.control.membership.roster import Contact, Roster
@@ -64,5 +65,6 @@ __all__ = [
     "plan_recovery",
     "restore",
     "to_store",
+    "unplaced",
     "unplanned",
 ]

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.boundary import on_preempted
 from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor, untold
+from holdfast.control.membership.gathering import gather
 from holdfast.control.membership.losses import on_exited, on_spare_leaving
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
@@ -157,10 +158,12 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     if state.phase is Phase.GATHERING and hello.preempted:
         return prefixed(outputs, on_preempted(state))
     if state.phase is Phase.GATHERING:
+        come = state.roster.processes.keys()
+        state = replace(state, roster=state.roster.awaiting({who: node for who in hello.coming if who not in come}))
         for worker in sorted(unheard):
             state, told = ask(state, worker, node, first=True)
             outputs += told
-        return state, outputs
+        return prefixed(outputs, gather(state))
     state = replace(state, roster=state.roster.not_awaiting(unheard))
     again = dict.fromkeys(sorted(unheard & to_fill(state)), node)
     state, spawned = spawn(state, again, again) if unheard else (state, ())

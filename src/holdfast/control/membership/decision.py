@@ -53,6 +53,7 @@ from holdfast.control.membership.boundary import (
 )
 from holdfast.control.membership.ending import end_job, on_failure, on_saved, tell_the_end
 from holdfast.control.membership.forming import relay
+from holdfast.control.membership.gathering import gather
 from holdfast.control.membership.losses import on_exited, on_lost, on_spare_leaving
 from holdfast.control.membership.moving import on_standing
 from holdfast.control.membership.progress import on_finished, on_settled, on_shard
@@ -76,7 +77,7 @@ from holdfast.control.membership.state import (
     prefixed,
 )
 from holdfast.control.membership.storing import counted
-from holdfast.control.membership.vacancies import on_offer
+from holdfast.control.membership.vacancies import answer_offers, offered
 from holdfast.control.membership.watching import on_agent_closed, on_closed, on_suspect, on_tick
 from holdfast.control.messages import (
     Audited,
@@ -182,7 +183,8 @@ def _decide(
         case Dormant(worker=worker, dormant=dormant) if worker in state.present | state.roster.spares:
             return on_dormant(state, worker, dormant)
         case WorkerOffer(worker=worker, node=node):
-            return on_offer(state, Offer(worker, node))
+            state = offered(state, Offer(worker, node))
+            return gather(state) if state.phase is Phase.GATHERING else answer_offers(state)
         case Preempted():
             return on_preempted(state)
         case Strike(worker=worker):

@@ -72,7 +72,8 @@ def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how
         watch=forget(state.watch, (worker,)),
         vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, process)),
     )
-    state, told = ask(state, worker, state.contact.agent_of(last), first=not begun)
+    node = roster.where.get(worker) if last is None else state.contact.agent_of(last)
+    state, told = ask(state, worker, node, first=not begun)
     return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), *told)
 
 

@@ -13,7 +13,7 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.telemetry.events import Seated
 
-__all__ = ["NO_PLACES", "answer_offers", "ask", "matched", "on_offer", "seat", "seat_survivors", "spawn"]
+__all__ = ["NO_PLACES", "answer_offers", "ask", "matched", "offered", "seat", "seat_survivors", "spawn"]
 
 _ANYWHERE: Mapping[WorkerId, NodeId] = {}
 NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
@@ -42,27 +42,45 @@ def ask(state: Membership, worker: WorkerId, node: NodeId | None = None, *, firs
     """Has the agent of ``node``, else one that seems best, start a worker's process: it is expected from now on.
 
     ``first``: see StartWorker. That of the node where its last process was is best, as that may be what it has room
-    for; else that of the node with the fewest workers. If none is there, nobody is asked yet.
+    for; else that of a node that has offered room, then that with the fewest workers. If none is there, nobody is asked
+    yet. A job begins on no node that has not offered room.
     """
     if node not in state.contact.here:
-        node = state.contact.agent_of(state.roster.processes.get(worker)) or _emptiest(state)
+        node = state.contact.agent_of(state.roster.processes.get(worker)) or _emptiest(state, offered=first)
+    if node is None and first:
+        return replace(state, roster=state.roster.not_awaiting({worker})), ()
     state = replace(state, roster=state.roster.awaiting({worker: node}))
     if node is None:
         return state, ()
+    state = _with_offers(state, _taken_up(state.vacancies.offers, worker, node))
     return state, (Tell(to=None, node=node, command=StartWorker(worker=worker, first=first)),)
 
 
-def _emptiest(state: Membership) -> NodeId | None:
-    """The node with the fewest workers, those included that are coming, of those whose agents are there."""
+def _taken_up(offers: tuple[Offer, ...], worker: WorkerId, node: NodeId) -> tuple[Offer, ...]:
+    """What is left of offers once a worker is started on a node: as its agent counts, see ``WorkerGroup.expect``."""
+    left = list(offers)
+    taken = next((each for each in (Offer(worker, node), Offer(None, node)) if each in left), None)
+    if taken is not None:
+        left.remove(taken)
+    return tuple(left)
+
+
+def _emptiest(state: Membership, *, offered: bool) -> NodeId | None:
+    """The node with the fewest workers, those included that are coming, of those whose agents are there.
+
+    Those that have offered room come first, and no others if they must have (``offered``).
+    """
     roster = state.roster
     there = Counter(roster.processes[worker].node.nonce for worker in roster.there)
     there.update(node.nonce for node in roster.where.values())
-    return min(state.contact.here, key=lambda node: there[node.nonce], default=None)
+    room = {offer.node for offer in state.vacancies.offers if offer.place is None}
+    fit = [node for node in state.contact.here if node in room or not offered]
+    return min(fit, key=lambda node: (node not in room, there[node.nonce]), default=None)
 
 
-def on_offer(state: Membership, offer: Offer) -> Decision:
-    """An agent could start a worker."""
-    return answer_offers(_with_offers(state, (*state.vacancies.offers, offer)))
+def offered(state: Membership, offer: Offer) -> Membership:
+    """Returns the membership once an agent could start a worker."""
+    return _with_offers(state, (*state.vacancies.offers, offer))
 
 
 def _with_offers(state: Membership, offers: tuple[Offer, ...]) -> Membership:
@@ -89,11 +107,14 @@ def answer_offers(state: Membership) -> Decision:
         place = offer.place if offer.place in state.grid.baseline.workers else _neediest(state, vacant)
         if place is None and state.rules.weighs:
             name = None if offer.place in more else offer.place
-            more[name or _unheard_of(state, more)] = offer.node
+            name = name or _unheard_of(state, more)
+            kept.append(Offer(name, offer.node))
+            more[name] = offer.node
         elif place is None or place not in vacant:
             kept.append(offer)
         else:
             vacant.discard(place)
+            kept.append(Offer(place, offer.node))
             spawned[place] = offer.node
     state, outputs = spawn(_with_offers(state, tuple(kept)), spawned, spawned)
     for worker, node in more.items():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from holdfast.config.job import Job
 from holdfast.control.token import share
@@ -17,8 +20,9 @@ from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.specs import CoordinatorSpec, LibrarySpec, Probed, WorkerSpec
 from holdfast.settings.planning import JobPlans, tolerated
 from holdfast.settings.rules import rules_of
+from holdfast.version import __version__
 
-__all__ = ["Briefing"]
+__all__ = ["Brief", "Briefing", "boot_id"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +37,10 @@ class Briefing:
         token: of the job.
         job_id: tells this job's decisions and logs from those of all others.
         store: where the decisions are, as ``control/chain/opening.py`` takes it.
-        address: of the coordinator, once it listens.
         deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
+        host: the address that the workers of this machine listen on.
+        events: where the processes of this machine write down what happens.
+        address: of the coordinator, once it listens.
     """
 
     request: RunRequest
@@ -44,18 +50,20 @@ class Briefing:
     token: str
     job_id: str
     store: str
-    address: str = ""
     deadline: float = math.inf
-
-    @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        """All that the job may ever have."""
-        return (*self.planned.plan.workers, *self.job.spares)
+    host: str
+    events: Path
+    address: str = ""
 
     @property
     def nodes(self) -> tuple[tuple[WorkerId, ...], ...]:
         """Which workers fail together."""
-        return group_into_nodes(self.workers, self.job.grid.workers_per_node)
+        return group_into_nodes((*self.planned.plan.workers, *self.job.spares), self.job.grid.workers_per_node)
+
+    @property
+    def resumed_from(self) -> int | None:
+        """The step of the checkpoint that it goes on from; None: it begins."""
+        return None if self.request.resume is None else self.request.resume.step
 
     @property
     def rules(self) -> JobRules:
@@ -89,15 +97,23 @@ class Briefing:
             library=None if planned.terms is None else str(run_dir / "plans"),
             token=self.token,
             store=self.store,
-            events=str(self.request.events),
+            events=str(self.events),
             host=self.job.control.host,
             port=self.job.control.port,
             checkpoints=self.request.checkpoints,
             facts=self.probed.facts,
             resume=self.request.resume,
+            brief=self._brief(),
         )
 
-    def worker(self, worker: WorkerId, node: NodeId, nonce: str, *, begins: bool) -> WorkerSpec:
+    def _brief(self) -> bytes:
+        """What agents of other machines are told: nothing that is secret, or this machine's own."""
+        request = replace(self.request, run_dir=self.request.run_dir.absolute(), token="")
+        told = replace(self, request=request, token="", store="", host="", events=Path(), address="")
+        brief = Brief(holdfast=__version__, folder=os.getcwd(), boot=boot_id(), briefing=told)
+        return msgspec.msgpack.encode(brief, enc_hook=str)
+
+    def worker(self, worker: WorkerId, node: NodeId, nonce: str, *, begins: bool, place: int) -> WorkerSpec:
         """Returns what a worker is told.
 
         Args:
@@ -105,6 +121,7 @@ class Briefing:
             node: that it runs on.
             nonce: of its process.
             begins: whether it begins with the job, and not after others, who give it the state of the running job.
+            place: the number of its slot on this machine.
         """
         request, probed, plan, nodes = self.request, self.probed, self.planned.plan, self.nodes
         return WorkerSpec(
@@ -114,10 +131,10 @@ class Briefing:
             job=self.job,
             rules=self.rules,
             plan=plan,
-            host=self.job.control.host,
+            host=self.host,
             address=self.address,
             token=share(self.token, str(worker)),
-            events=str(request.events),
+            events=str(self.events),
             boundaries=probed.boundaries,
             item=probed.item,
             emulate=request.emulate,
@@ -131,13 +148,8 @@ class Briefing:
             script=probed.facts.script or {},
             sources=probed.facts.sources,
             first_item=probed.first_item,
-            device=self._device_of(worker),
+            device=f"cuda:{place}" if self.job.train.device == "cuda" else self.job.train.device,
         )
-
-    def _device_of(self, worker: WorkerId) -> str:
-        """What a worker computes on, for life; one that is started anew takes the place of the one before."""
-        device = self.job.train.device
-        return f"cuda:{self.workers.index(worker)}" if device == "cuda" else device
 
     def library(self) -> LibrarySpec | None:
         """Returns what the process is told that makes plans ahead; None if there is nothing to make."""
@@ -149,5 +161,27 @@ class Briefing:
             terms=terms,
             failures=failures,
             folder=str(self.request.run_dir / "plans"),
-            events=str(self.request.events),
+            events=str(self.events),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """What the agent of another machine is told of a job, before it takes part.
+
+    Attributes:
+        holdfast: the version that made it.
+        folder: where the job was begun, and relative paths begin.
+        boot: which start of which kernel that was under.
+        briefing: what its processes are told; without the token, and whatever is each machine's own.
+    """
+
+    holdfast: str
+    folder: str
+    boot: str
+    briefing: Briefing
+
+
+def boot_id() -> str:
+    """Returns what tells this start of this machine's kernel, and so its clock, from all others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -11,7 +11,10 @@ from holdfast.runtime.hardening import make_private, write_private
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.rundir import RunDirLock
 
-__all__ = ["take_directory"]
+__all__ = ["JOB_ID", "TOKEN", "take_directory"]
+
+JOB_ID, TOKEN = "job-id", "token"
+"""Files for agents of other machines: by the one they see that it is the same directory; the other they are given."""
 
 
 def take_directory(request: RunRequest, claim: RunDirLock) -> None:

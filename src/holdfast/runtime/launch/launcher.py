@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ import msgspec
 
 from holdfast.config.job import Job
 from holdfast.control.chain.opening import chain_of_run, try_store
-from holdfast.control.messages import Ended, Message, Progress
+from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
 from holdfast.errors import ConfigError, StorageError
-from holdfast.runtime.hardening import forbid_core_dumps, raise_file_limit
+from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
+from holdfast.runtime.launch.agents import Supervising, prepare_process
 from holdfast.runtime.launch.briefing import Briefing
-from holdfast.runtime.launch.directory import take_directory
+from holdfast.runtime.launch.directory import JOB_ID, TOKEN, take_directory
 from holdfast.runtime.launch.ending import (
     JobOutcome,
     await_scripts,
@@ -33,15 +35,13 @@ from holdfast.runtime.launch.ending import (
 from holdfast.runtime.launch.ports import Ports, ports_of
 from holdfast.runtime.launch.preflight import Machine, PreflightFindings, decide, going_on, preflight
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.node.agent import Line, NodeAgent
+from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
-from holdfast.runtime.node.entries import FIND, LIBRARY, PROBE, SCRIPT, SCRIPT_PROBE, WORKER
+from holdfast.runtime.node.entries import FIND, LIBRARY, PROBE, SCRIPT_PROBE
 from holdfast.runtime.node.inbox import EventQueue
 from holdfast.runtime.node.local import Asking, LocalProcesses
-from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import Interrupted, Signals
 from holdfast.runtime.node.telling import Teller
-from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import Found, Probed, emulated_probe
 from holdfast.settings.planning import profile_of
@@ -96,14 +96,9 @@ class Launcher:
             Interrupted: a signal came that ends a job.
             InternalError: the job cannot go on for a reason of ours.
         """
-        raise_file_limit()
-        forbid_core_dumps()
+        prepare_process()
         preflight(self.request, Machine()).check()
         self._check_machine()
-        # Gloo, of a sharded stage, says every lost rank on stderr as an error of its own; here it is an event.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        # What a script forks never speaks to the coordinator: gRPC need not prepare for that, nor say that it cannot.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         with self._signals.answered():
             try:
                 return self._run()
@@ -175,9 +170,12 @@ class Launcher:
         return machine, findings
 
     def _shared_processors(self) -> int | None:
-        """How many there are of what workers compute on and share; None where each has its own, or sleeps."""
+        """How many there are of what workers compute on and share; None where each has its own, or sleeps.
+
+        Of machines that are yet to come nothing is known.
+        """
         device = self.request.job.train.device
-        if self.request.emulate is not None or device == "cuda":
+        if self.request.emulate is not None or device == "cuda" or self.request.begin_elsewhere:
             return None
         return len(os.sched_getaffinity(0)) if device == "cpu" else 1
 
@@ -222,53 +220,49 @@ class Launcher:
         coordinators = Coordinators(local=self._local, inbox=inbox, control=control, log=log, entry=ports.entry)
         numbers = [coordinators.start(spec) for _ in range(control.coordinators)]
         address = ",".join(f"{spec.host}:{number}" for number in numbers)
-        briefing = replace(briefing, address=address, deadline=_deadline(briefing.request))
+        briefing = replace(briefing, address=address)
+        self._invite(briefing)
         agent = self._agent(briefing, ports, coordinators, log)
         with agent.attached():
             workers = briefing.planned.plan.workers
-            self._teller.prepare("starting workers", workers, len(workers))
-            agent.start((*workers, *briefing.job.spares))
+            if not briefing.request.begin_elsewhere:  # else it is told for whom it waits
+                self._teller.prepare("starting workers", workers, len(workers))
             with self._library(briefing):
                 ended = agent.follow()
                 return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
 
     def _agent(self, briefing: Briefing, ports: Ports, coordinators: Coordinators, log: EventLog) -> NodeAgent:
-        spec = ports.coordinator
-        control, checkpoint, resume = briefing.job.control, briefing.job.checkpoint, briefing.request.resume
-        node = ports.node
-        node_of = ports.node_of or (lambda worker: node)
-
-        def make_group(send: Callable[[Message], None]) -> WorkerGroup:
-            group = WorkerGroup(
-                children=ports.workers,
-                node=node,
-                node_of=node_of,
-                spec_of=lambda worker, nonce, begins: briefing.worker(worker, node_of(worker), nonce, begins=begins),
-                entry=SCRIPT if briefing.job.loops else WORKER,
-                send=send,
-                log=log,
-                grace_s=control.fence_grace_s,
-            )
-            ports.around(group)
-            return group
-
-        return NodeAgent(
-            line=Line(
-                address=spec.socket or briefing.address,
-                token=spec.token,
-                reattach_s=control.reattach_s,
-                tls=control.tls,
-            ),
-            make_group=make_group,
+        checkpoint = briefing.job.checkpoint
+        return Supervising(
+            briefing=briefing,
+            node=ports.node,
+            slots=briefing.request.begin_here,
+            node_of=ports.node_of or (lambda worker: ports.node),
+            workers=ports.workers,
+            around=ports.around,
             local=self._local,
             log=log,
-            reporter=Reporter(of=briefing.job.num_workers),
+            inbox=coordinators.inbox,
             gone=coordinators.supervisor.gone,
             notice_s=checkpoint.on_sigterm if briefing.job.checkpoint_every else 0.0,
             on_progress=self.on_progress,
-            inbox=coordinators.inbox,
-            checkpoint=0 if resume is None or resume.step is None else resume.step,
-        )
+            socket=ports.coordinator.socket,
+        ).agent()
+
+    def _invite(self, briefing: Briefing) -> None:
+        """Says how agents of other machines come, if they may, and leaves in the run directory what they need."""
+        request = briefing.request
+        if request.slots is None:
+            return
+        write_private(request.run_dir / JOB_ID, briefing.job_id.encode())
+        command = ["holdfast", "agent", "--coordinator", briefing.address]
+        if not request.token:
+            path = request.run_dir.absolute() / TOKEN
+            write_private(path, briefing.token.encode())
+            command += ["--token-file", str(path)]
+        elsewhere = request.begin_elsewhere
+        who = f"{elsewhere} of {request.job.num_workers} workers begin" if elsewhere else "workers can come"
+        self._teller.say(f"{who} on other machines, by: {shlex.join(command)} --slots N")
 
     @contextlib.contextmanager
     def _library(self, briefing: Briefing) -> Iterator[None]:
@@ -288,8 +282,7 @@ class Launcher:
         if ended.outcome == "preempted":
             told = tell_preempted(ended.detail, agent.checkpoint, request.run_dir)
             raise Interrupted(self._signals.notice or signal.SIGTERM, told)
-        resumed_from = None if request.resume is None else request.resume.step
-        outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=resumed_from)
+        outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=briefing.resumed_from)
         outcome = with_hashes(outcome, self._local, emulated=request.emulate is not None)
         if outcome.outcome == "done" and briefing.job.loops:
             failed = await_scripts(outcome.members, agent.group.newest, self._local)
@@ -327,9 +320,12 @@ def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Preflig
         job=job,
         probed=machine.probed,
         planned=findings.planned,
-        token=secrets.token_hex(32),
+        token=request.token or secrets.token_hex(32),
         job_id=secrets.token_hex(16),
         store=_store(request),
+        deadline=_deadline(request),
+        host=job.control.host,
+        events=request.events,
     )
 
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.errors import InternalError
 from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
 from holdfast.runtime.injection.node import NodeFaults, struck, struck_coordinator
 from holdfast.runtime.isolation import Networks
+from holdfast.runtime.launch.agents import this_node
 from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.node.entries import COORDINATOR, EntryPoint
-from holdfast.runtime.node.worker_group import Processes, WorkerGroup, new_nonce
+from holdfast.runtime.node.worker_group import Processes, WorkerGroup
 from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.telemetry.events import EventLog
 
-__all__ = ["Ports", "ports_of"]
+__all__ = ["Ports", "around_group", "ports_of"]
 
 
-def _this_machine() -> NodeId:
-    return NodeId(name=socket.gethostname() or "localhost", nonce=new_nonce())
+def _nothing(group: WorkerGroup) -> None:
+    pass
 
 
 def _no_network(node: int) -> None:
@@ -47,9 +48,9 @@ class Ports:
     coordinator: CoordinatorSpec
     entry: EntryPoint = COORDINATOR
     workers: Processes
-    around: Callable[[WorkerGroup], None] = lambda group: None
+    around: Callable[[WorkerGroup], None] = _nothing
     cut: Callable[[int], None] = _no_network
-    node: NodeId = field(default_factory=_this_machine)
+    node: NodeId = field(default_factory=this_node)
     node_of: Callable[[WorkerId], NodeId] | None = None
 
 
@@ -87,7 +88,24 @@ def _isolated(ports: Ports, briefing: Briefing, networks: Networks) -> Ports:
 
 def _struck(ports: Ports, briefing: Briefing, log: EventLog) -> Ports:
     faults = briefing.request.faults
-    around = NodeFaults(
-        faults=faults, nodes=briefing.nodes, tell=partial(struck, faults), cut=ports.cut, log=log
-    ).put_around
-    return replace(ports, coordinator=struck_coordinator(faults, ports.coordinator), around=around)
+    return replace(
+        ports,
+        coordinator=struck_coordinator(faults, ports.coordinator),
+        around=_strikes(briefing, faults, ports.cut, log),
+    )
+
+
+def around_group(briefing: Briefing, log: EventLog) -> Callable[[WorkerGroup], None]:
+    """Returns what puts something around a further machine's group of workers: the faults that are to strike there.
+
+    Who comes at a fault comes on the machine where the job was begun.
+    """
+    faults = tuple(fault for fault in briefing.request.faults if fault.kind is not FaultKind.JOIN)
+    return _strikes(briefing, faults, _no_network, log) if faults else _nothing
+
+
+def _strikes(
+    briefing: Briefing, faults: tuple[Fault, ...], cut: Callable[[int], None], log: EventLog
+) -> Callable[[WorkerGroup], None]:
+    tell = partial(struck, briefing.request.faults)
+    return NodeFaults(faults=faults, nodes=briefing.nodes, tell=tell, cut=cut, log=log).put_around

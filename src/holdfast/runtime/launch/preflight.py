@@ -128,6 +128,10 @@ def _check_target(request: RunRequest, fault: Fault) -> None:
 
 
 def _check_networks(request: RunRequest) -> None:
+    if request.isolated and request.slots is not None:
+        raise ConfigError(
+            "--fault partition: cuts networks of nodes that are made on one machine, on which all workers have to begin"
+        )
     if request.job.control.tls is not None and request.isolated:
         raise ConfigError(
             "control.tls: cannot be used with partition faults, whose networks have addresses of their own"
@@ -135,10 +139,10 @@ def _check_networks(request: RunRequest) -> None:
 
 
 def _check_devices(request: RunRequest, probed: Probed) -> None:
-    job, workers = request.job, request.job.most_workers
+    job, workers = request.job, min(request.begin_here, request.job.most_workers)
     if job.train.device == "cuda" and workers > len(probed.gpus):
         raise ConfigError(
-            f"train.device: cuda is a GPU for each worker, and there are {workers} workers and {len(probed.gpus)} "
+            f"train.device: cuda is a GPU for each worker, and there are {workers} workers here and {len(probed.gpus)} "
             "visible GPUs; expected as many, or cuda:0, which all of them share"
         )
 

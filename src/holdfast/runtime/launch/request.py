@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.config.job import Job
@@ -28,6 +28,8 @@ class RunRequest:
         resume: the checkpoint to go on from; None to begin anew.
         accept: keys that may differ from the job that made the checkpoint.
         again: whether an earlier attempt may have been in the run directory.
+        slots: how many of its workers may begin on this machine; None: all.
+        token: of the job, if it is to have this one; empty: one is drawn.
     """
 
     job: Job
@@ -38,6 +40,18 @@ class RunRequest:
     resume: ResumeFrom | None = None
     accept: tuple[str, ...] = ()
     again: bool = False
+    slots: int | None = None
+    token: str = field(default="", repr=False)
+
+    @property
+    def begin_here(self) -> int:
+        """How many workers may begin on this machine."""
+        return self.job.most_workers if self.slots is None else self.slots
+
+    @property
+    def begin_elsewhere(self) -> int:
+        """How many have to begin on others; spares need not."""
+        return max(0, self.job.num_workers - self.begin_here)
 
     @property
     def num_nodes(self) -> int:

@@ -93,6 +93,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
             credentials=credentials,
             also=spec.socket,
             waits_for=waiting,
+            brief=spec.brief,
         )
         os._exit(0 if asyncio.run(service) else _SUPERSEDED)
     except ConfigError as error:

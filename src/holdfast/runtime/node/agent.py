@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -26,7 +26,6 @@ from holdfast.control.messages import (
     Strike,
     Told,
 )
-from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.runtime.node.inbox import EventQueue, Item, Preempt
 from holdfast.runtime.node.local import LOOK_S, LocalProcesses
@@ -118,11 +117,6 @@ class NodeAgent:
             raise
         self._client.close()
 
-    def start(self, workers: Iterable[WorkerId]) -> None:
-        """Starts these, with which the job begins."""
-        for worker in workers:
-            self.group.start(worker)
-
     def follow(self) -> Ended:
         """Does what the coordinator says until it says how the job has ended.
 
@@ -169,6 +163,8 @@ class NodeAgent:
     def _obey(self, command: Gathered | Told | Progress | Fence | Strike | StartWorker | Remark) -> None:
         teller = self.local.teller
         match command:
+            case Gathered(unplaced=unplaced) if unplaced:
+                teller.prepare(f"waiting for agents with room for {unplaced} more workers")
             case Gathered(missing=missing, of=of):
                 teller.prepare("starting workers" if missing else "waiting for the first step", missing, of)
             case Told(news=news) if command not in self._told:
@@ -179,8 +175,9 @@ class NodeAgent:
                 self._progress(command)
             case Fence() | Strike():
                 self.group.obey(command)
-            case StartWorker(worker=worker):
-                self.reporter.asked(str(worker), time.monotonic())
+            case StartWorker(worker=worker, first=first):
+                if not first:
+                    self.reporter.asked(str(worker), time.monotonic())
                 self.group.obey(command)
             case Remark(kind=kind, text=text):
                 teller.say_once(kind, text)

@@ -75,6 +75,7 @@ class WorkerGroup:
         send: to the coordinator; must not wait, nor ask for a hello.
         log: the job's events.
         grace_s: how long a process that was held for lost may take to end by itself.
+        slots: how many workers can be started when the job begins.
         entry: what runs in a worker's process.
         clock: seconds, monotonic; of the log.
         later: calls what it is given after so many seconds.
@@ -89,6 +90,7 @@ class WorkerGroup:
     send: Callable[[Message], None]
     log: Log
     grace_s: float
+    slots: int = 0
     entry: EntryPoint = WORKER
     clock: Callable[[], float] = time.monotonic
     later: Callable[[float, Callable[[], None]], None] = _after
@@ -100,9 +102,13 @@ class WorkerGroup:
     _generation: int = 0
     """The newest that ran a step, as far as we heard."""
     _exits: tuple[Exited, ...] = ()
-    _open_offers: tuple[WorkerId | None, ...] = ()
+    _open_offers: tuple[WorkerId | None, ...] = field(init=False)
     _coming: dict[WorkerId, Member | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Nothing is started yet."""
+        self._open_offers = (None,) * self.slots
 
     def hello(self) -> Hello:
         """All that a coordinator must know which may know nothing of it."""
@@ -138,7 +144,7 @@ class WorkerGroup:
             self._open_offers = tuple(left)
             self._coming[worker] = None
 
-    def start(self, worker: WorkerId, *, first: bool = True) -> None:
+    def start(self, worker: WorkerId, *, first: bool) -> None:
         """Starts a worker's process; ``first``: it begins with the job, and comes into none that runs.
 
         One that runs, and was not fenced, is not started twice: the older one would be watched and fenced by nobody.

@@ -1,0 +1,94 @@
+"""``holdfast agent``: runs workers on this machine for a job that was begun on another one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from holdfast.cli.arguments import token_from, whole_number
+from holdfast.cli.train import EventLines
+from holdfast.config.job import Tls
+from holdfast.errors import ConfigError
+from holdfast.runtime.hardening import outlast_readers
+from holdfast.runtime.launch.joining import Joiner, JoinRequest
+from holdfast.runtime.node.signals import Interrupted
+
+__all__ = ["add_agent_parser"]
+
+_DO_NOT_START_AGAIN = 93
+_WELL = ("done", "preempted")
+
+
+def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``agent`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser(
+        "agent",
+        help="run workers on this machine for a job that was begun on another",
+        description="Runs workers on this machine for a job that was begun on another one, until the job has ended. "
+        "It may be started before the job, after it, or again when it has died; in a running job its workers take the "
+        "places of lost ones. Exit codes: 0 the job has ended well, 93 otherwise: do not start it again.",
+    )
+    parser.add_argument(
+        "--coordinator",
+        required=True,
+        metavar="HOST:PORT",
+        help="where the job listens (`holdfast train --listen`); several joined by commas",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="holds the job's token (-: it is piped in; default: HOLDFAST_TOKEN)",
+    )
+    parser.add_argument(
+        "--slots", type=whole_number(1), default=1, metavar="N", help="how many workers may run here (default: 1)"
+    )
+    parser.add_argument(
+        "--node",
+        default="",
+        metavar="NAME",
+        help="name of this machine, for people (default: HOLDFAST_NODE, what Slurm, Kubernetes or SkyPilot say, or the "
+        "host's name)",
+    )
+    parser.add_argument(
+        "--host",
+        default="",
+        metavar="ADDR",
+        help="the address of this machine that its workers listen on (default: by which it reaches the coordinator)",
+    )
+    parser.add_argument(
+        "--certs", metavar="DIR", help="what `holdfast certs` has made, if the job has certificates (control.tls)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="tells of nothing but losses and faults")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Takes part until the job has ended; returns the exit code."""
+    outlast_readers()
+    token = token_from(args.token_file)
+    if not token:
+        raise ConfigError("--token-file: expected a file with the job's token, or HOLDFAST_TOKEN in the environment")
+    request = JoinRequest(
+        coordinator=args.coordinator,
+        token=token,
+        slots=args.slots,
+        node=args.node,
+        host=args.host,
+        tls=None if args.certs is None else _tls(Path(args.certs).absolute()),
+    )
+    lines = EventLines(quiet=args.quiet)
+    try:
+        ended = Joiner(request=request, on_event=lines.tell).run()
+    except Interrupted as interruption:
+        print(f"holdfast: {interruption}: every process of the job on this machine is ended", file=sys.stderr)
+        return 128 + interruption.signal_number
+    finally:
+        lines.end()
+    print(f"the job has ended: {ended.outcome}" + (f", {ended.detail}" if ended.detail else ""))
+    return 0 if ended.outcome in _WELL else _DO_NOT_START_AGAIN
+
+
+def _tls(folder: Path) -> Tls:
+    ca, cert, key = (str(folder / f"{name}.pem") for name in ("ca", "cert", "key"))
+    return Tls(ca=ca, cert=cert, key=key)

@@ -1,0 +1,234 @@
+"""Jobs on several nodes, each with an agent of its own: what is struck there, and what comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.dist.conftest import JOBS, LOOP_SCRIPT, check_executed
+from tests.networks import needs_networks
+from tests.waiting import LIMIT_S, until
+
+from holdfast import parse_job
+from holdfast.config.load import dump_job
+from holdfast.runtime.isolation import Networks
+from holdfast.telemetry.events import Detected, Notice, StepOps, Synced, WorkerReady, read_events
+
+pytestmark = pytest.mark.dist
+
+STEPS = "train.steps=80"
+LONGER = "train.steps=300"
+"""Whoever is asked to come has come by then: the longer that takes, the slower are steps."""
+
+
+class Cluster:
+    """A job and its agents, as processes of their own; ``networks``: each is in a network of its own."""
+
+    def __init__(self, folder, networks=None):
+        self.folder, self.networks = folder, networks
+        self.run_dir = folder / "run"
+        self.head = None
+        self.agents = []
+
+    def begin(self, *words):
+        """Starts the job; returns once agents are invited."""
+        words = (*words[:1], "--run-dir", self.run_dir, *words[1:])
+        self.head = self._start("head", None if self.networks is None else self.networks.hub, *words)
+        self.invitation = until(self._invitation, lambda: self.said("head"), self.head)
+
+    def _invitation(self):
+        found = re.search(r"by: holdfast (agent .*) --slots N", self.said("head"))
+        return found and found[1].split()
+
+    def join(self, slots, node, *words):
+        """Starts an agent on the node of this number; returns its process."""
+        place = None if self.networks is None else self.networks.node(node)
+        name = f"node-{len(self.agents)}"
+        self.agents.append(self._start(name, place, *self.invitation, "--slots", slots, "--node", name, *words))
+        return self.agents[-1]
+
+    def _start(self, name, namespace, *words):
+        inside = () if namespace is None else ("nsenter", f"--net={namespace.path}")
+        line = [*inside, sys.executable, "-m", "holdfast", *map(str, words)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with (self.folder / f"{name}.txt").open("w") as out:
+            return subprocess.Popen(line, cwd=self.folder, env=environment, stdout=out, stderr=subprocess.STDOUT)
+
+    def said(self, name):
+        return (self.folder / f"{name}.txt").read_text()
+
+    def events(self, kind):
+        return [event for _, event in read_events(self.run_dir / "events.jsonl") if isinstance(event, kind)]
+
+    def ran(self, step):
+        """Waits until somebody has run a step."""
+        until(lambda: any(event.step >= step for event in self.events(StepOps)), self.story, self.head)
+
+    def came(self, worker):
+        until(lambda: any(event.worker == worker for event in self.events(Synced)), self.story, self.head)
+
+    def story(self):
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.txt")))
+
+    def end(self):
+        """Waits until the job is done; returns what it says."""
+        assert self.head.wait(LIMIT_S) == 0, self.story()
+        return self.said("head")
+
+    def close(self):
+        for process in filter(None, (self.head, *self.agents)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                of_it = psutil.Process(process.pid).children(recursive=True)
+                process.kill()
+                for each in of_it:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
+            process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with contextlib.closing(Cluster(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """Four nodes; the job is begun on a fifth."""
+    with Networks(4) as networks, contextlib.closing(Cluster(tmp_path, networks)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("job") / "small.yaml"
+    path.write_text(dump_job(parse_job(JOBS["small"], (STEPS, "control.hang_s=15"))))
+    return path
+
+
+def hashes(text):
+    return re.search(r"weights_sha256 (\w+)", text)[1]
+
+
+def processes_below(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@needs_networks
+def test_nodes_die_and_come(apart, small, runs):
+    """Of three nodes, a pipeline each, one is killed and another cut off; a fourth has room for those lost first."""
+    options = ("--set", LONGER, "--set", "control.insecure=true", "--set", "control.reattach_s=4")
+    apart.begin("coordinator", small, "--listen", apart.networks.hub.host, *options)
+    killed, cut, last = (apart.join(2, node) for node in range(3))
+    until(lambda: "starting workers" in apart.said("head"), apart.story, apart.head)
+    spare = apart.join(2, 3)
+    apart.ran(3)
+    networks = {Path(f"/proc/{event.pid}/ns/net").readlink() for event in apart.events(WorkerReady)}
+    assert len(networks) == 3, "two workers on each node"
+    until(lambda: "takes part" in apart.said("node-3"), apart.story, apart.head)
+    killed.send_signal(signal.SIGKILL)
+    until(lambda: len(apart.events(Detected)) == 2, apart.story, apart.head)
+    assert {event.how for event in apart.events(Detected)} == {"its node node-0 is gone"}
+    apart.came(min(event.worker for event in apart.events(Detected)))
+    apart.networks.cut(1)
+    said = apart.end()
+    assert len({event.worker for event in apart.events(Detected)}) == 4
+    assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
+    check_executed(apart.run_dir)
+    assert [last.wait(LIMIT_S), spare.wait(LIMIT_S)] == [0, 0]
+    assert cut.wait(LIMIT_S) == 1, "there is no coordinator for it"
+    assert any("any 2 of them may be lost" in event.text for event in apart.events(Notice))
+
+
+def test_agents_may_come_first_and_the_coordinator_may_die(cluster, small, runs):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = cluster.folder / "token"
+    token.write_text("a-token-that-both-know")
+    cluster.invitation = ["agent", "--coordinator", f"127.0.0.1:{port}", "--token-file", token]
+    cluster.join(3, 0)
+    until(lambda: "waiting for the coordinator" in cluster.said("node-0"), process=cluster.agents[0])
+    cluster.begin("train", small, "--listen", f"127.0.0.1:{port}", "--token-file", token, "--slots", 3)
+    assert "--token-file" not in cluster.invitation
+    cluster.ran(10)
+    of_head = [process for process in processes_below(cluster.head) if process.name().startswith("coordinator")]
+    (coordinator,) = of_head or [p for p in processes_below(cluster.head) if _listens(p, port)]
+    coordinator.kill()
+    said = cluster.end()
+    assert hashes(said) == runs.healthy("small", (STEPS,)).weights_sha256
+    assert cluster.agents[0].wait(LIMIT_S) == 0
+    assert not cluster.events(Detected)
+
+
+def _listens(process, port):
+    with contextlib.suppress(psutil.Error):
+        return any(each.laddr.port == port and each.status == psutil.CONN_LISTEN for each in process.net_connections())
+    return False
+
+
+def test_a_script_runs_on_several_nodes(cluster, runs):
+    """One is told to end in the middle: its workers are lost."""
+    cluster.begin(
+        "run",
+        "--workers",
+        4,
+        "--slots",
+        2,
+        "--set",
+        "control.hang_s=15",
+        LOOP_SCRIPT,
+        "--variant",
+        "norm",
+        "--steps",
+        80,
+    )
+    told = cluster.join(1, 0)
+    cluster.join(1, 1)
+    cluster.ran(10)
+    told.send_signal(signal.SIGTERM)
+    said = cluster.end()
+    assert told.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert len(cluster.events(Detected)) == 1
+    with contextlib.closing(Cluster(cluster.folder / "alone")) as alone:
+        alone.folder.mkdir()
+        alone.begin("run", "--workers", 4, "--slots", 4, LOOP_SCRIPT, "--variant", "norm", "--steps", 80)
+        assert hashes(said) == hashes(alone.end())
+
+
+def test_agents_end_with_their_workers_when_the_machine_of_the_coordinator_is_gone(cluster, small):
+    cluster.begin("coordinator", small, "--set", "control.reattach_s=2")
+    agent = cluster.join(6, 0)
+    cluster.ran(3)
+    workers = processes_below(agent)
+    assert len(workers) >= 6
+    for process in (*processes_below(cluster.head), cluster.head):
+        process.kill()
+    assert agent.wait(LIMIT_S) == 1
+    assert "coordinator at 127.0.0.1" in cluster.said("node-0")
+    until(lambda: not any(process.is_running() for process in workers), "the end of its workers")
+
+
+def test_who_cannot_take_part_is_told_why(cluster, small):
+    cluster.begin("coordinator", small)
+    wrong = cluster.folder / "wrong"
+    wrong.write_text("not-the-token-of-this-job")
+    address = cluster.invitation[:3]
+    (cluster.run_dir / "job-id").rename(cluster.folder / "job-id")
+    refused, elsewhere = (cluster.join(6, 0, *words) for words in (("--token-file", wrong), ()))
+    assert [refused.wait(LIMIT_S), elsewhere.wait(LIMIT_S)] == [2, 2]
+    assert "wrong or missing job token" in cluster.said("node-0")
+    assert "expected a directory that all machines share" in cluster.said("node-1")
+    assert "not-the-token-of-this-job" not in cluster.story()
+    (cluster.folder / "job-id").rename(cluster.run_dir / "job-id")
+    cluster.invitation = address
+    nothing = cluster.join(6, 0)
+    assert nothing.wait(LIMIT_S) == 2
+    assert "expected a file with the job's token" in cluster.said("node-2")

@@ -1,0 +1,115 @@
+"""What the agent of another machine is told of a job, and what it finds there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from tests.processes import NODE
+from tests.unit.runtime.test_preflight import NONCE, briefing, probed
+from tests.unit.runtime.test_preflight import request as asked
+
+from holdfast.core.ids import WorkerId
+from holdfast.errors import ConfigError
+from holdfast.runtime.launch.agents import _Places, this_node
+from holdfast.runtime.launch.briefing import Brief
+from holdfast.runtime.launch.directory import JOB_ID
+from holdfast.runtime.launch.joining import _enter, _read
+from holdfast.version import __version__
+
+SECRETS = ("00" * 32, "etcd://secret")
+A, B, C = (WorkerId(pipeline, 0) for pipeline in range(3))
+
+
+SECTIONS = {
+    "logs": {
+        "train": {"steps": 9, "technique": "staggered"},
+        "resilience": {"strategy": "adaptive", "spares": 1},
+        "checkpoint": {"every": 3},
+        "logging": {"use": "on"},
+    },
+    "templates": {"resilience": {"strategy": "templates", "tolerate": 1}},
+    "audits": {"train": {"steps": 9, "audit_every": 2}, "resilience": {"strategy": "auto"}},
+}
+
+
+@pytest.fixture(params=SECTIONS)
+def told(request, tmp_path, monkeypatch):
+    """A briefing of a job with much in it, and what agents are told of it."""
+    monkeypatch.chdir(tmp_path)
+    sections = SECTIONS[request.param]
+    run = asked("kill:0.0@3", sections=sections)
+    made = replace(briefing(run, probed(run)), store=SECRETS[1], deadline=99.0)
+    return made, made.coordinator().brief
+
+
+def test_an_agent_elsewhere_tells_its_workers_what_those_here_are_told(told):
+    made, brief = told
+    theirs = _read(brief).briefing
+    here = made.worker(A, NODE, NONCE, begins=True, place=0)
+    there = replace(theirs, token=made.token, host=made.host, events=made.events, address=made.address).worker(
+        A, NODE, NONCE, begins=True, place=0
+    )
+    own = {"checkpoints": here.checkpoints, "logs": here.logs, "rules": here.rules}  # of the run directory, see below
+    assert replace(there, **own) == here
+    assert there.rules == replace(here.rules, directory=str(made.request.run_dir.absolute() / "final"))
+    logs = made.request.run_dir.absolute() / "logs" / made.job_id
+    assert there.logs == (None if here.logs is None else str(logs))
+
+
+def test_nothing_secret_is_told(told):
+    assert not [secret for secret in SECRETS if secret.encode() in told[1]]
+
+
+@pytest.mark.parametrize("change", [lambda brief: b"", lambda brief: brief[:-1], lambda brief: brief + b"?"])
+def test_what_cannot_be_read_is_said_to_be_of_another_version(told, change):
+    with pytest.raises(ConfigError, match="expected the same version of it on every machine"):
+        _read(change(told[1]))
+
+
+def test_where_the_directory_of_the_run_is_another_nobody_takes_part(told):
+    brief = _read(told[1])
+    run_dir = brief.briefing.request.run_dir
+    with pytest.raises(ConfigError, match="expected a directory that all machines share"):
+        _enter(brief)
+    run_dir.mkdir(parents=True)
+    (run_dir / JOB_ID).write_text("another")
+    with pytest.raises(ConfigError, match="expected a directory that all machines share"):
+        _enter(brief)
+    (run_dir / JOB_ID).write_text(told[0].job_id)
+    _enter(brief)
+
+
+def test_the_folder_and_the_version_are_the_same_everywhere(told):
+    brief = _read(told[1])
+    with pytest.raises(ConfigError, match="expected the same folder on every machine"):
+        _enter(replace(brief, folder="/nowhere"))
+    with pytest.raises(ConfigError, match=f"run by Holdfast 0.0.0, this is {__version__}"):
+        _enter(replace(brief, holdfast="0.0.0"))
+
+
+def test_a_brief_with_more_in_it_is_refused(told):
+    more = msgspec.msgpack.decode(told[1])
+    more["briefing"]["request"]["run_dir"] = 7
+    with pytest.raises(ConfigError, match="expected the same version"):
+        _read(msgspec.msgpack.encode(more))
+    assert isinstance(_read(told[1]), Brief)
+
+
+def test_a_node_is_called_as_its_engine_says():
+    assert this_node("mine", {"HOLDFAST_NODE": "b"}).name == "mine"
+    assert this_node(environ={"SLURMD_NODENAME": "n7", "JOB_COMPLETION_INDEX": "3"}).name == "n7"
+    assert this_node(environ={"HOLDFAST_NODE": "", "JOB_COMPLETION_INDEX": "3"}).name == "3"
+    assert this_node(environ={}).nonce != this_node(environ={}).nonce
+    with pytest.raises(ConfigError, match="is no node's name"):
+        this_node("two words")
+
+
+def test_a_slot_is_one_workers_while_that_runs():
+    places = _Places()
+    assert [places.of(worker, {A, B, C}) for worker in (A, B, C)] == [0, 1, 2]
+    assert places.of(B, {A, C}) == 1, "it is started again"
+    new = WorkerId(9, 0)
+    assert places.of(new, {A, B}) == 2, "that of one who is gone"
+    assert places.of(C, {A, B, new}) == 3, "which is taken when it comes back"
