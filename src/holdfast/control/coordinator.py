@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -43,6 +44,7 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Message,
+    Pulse,
     decode_message,
     encode,
     may_say,
@@ -72,10 +74,15 @@ FIRST_S = 10.0
 _NOTHING: tuple[object, object, object] = (None, None, None)
 _NO_HELLO = "the first message must be Hello or Failure"
 _STREAMS = 4
+_SILENCE = 0.8
+"""The part of the time in which a silent host is to be noticed that the kernel waits (TCP_USER_TIMEOUT)."""
+_NEVER_MS = 2**31 - 2
+"""For keepalive: one more switches it off, and with it how long a host may be silent."""
 _OPTIONS = [
     *bounded(streams=_STREAMS, receive_bytes=LONGEST_PARCEL, send_bytes=-1),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),  # clients ping, see client.py: that is no attack
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", _NEVER_MS),
 ]
 
 
@@ -399,6 +406,7 @@ class Coordinator:
         self._part_if_over()  # we may have been started again after the end
         while not self._goodbye.is_set():
             await _set_within(self._goodbye, TICK_S)
+            self._pulse()
             decider.pass_time()
             self._part_if_over()
             self._keep_planning()
@@ -408,6 +416,13 @@ class Coordinator:
         while not (self._agents_here.is_set() and self._all_back()) and decider.awake() < until:
             await (_set_within(self._agents_here, TICK_S) if self._all_back() else asyncio.sleep(RETRY_S))
         return True
+
+    def _pulse(self) -> None:
+        """Sends agents something, so that the host of one that acknowledges nothing is noticed."""
+        for process, here in self._agents.items():
+            queue = self._queues[None, process]
+            if here and queue.empty():
+                queue.put_nowait(Pulse())
 
     def _all_back(self) -> bool:
         """Whether all agents have attached that the coordinator before us knew of, if they are not held to be gone."""
@@ -495,6 +510,7 @@ async def serve(
     also: str | None = None,
     waits_for: Callable[[], str] = lambda: "",
     brief: bytes = b"",
+    silent_s: float = 1.0,
 ) -> bool:
     """Serves until the job has ended; returns False if another one leads now.
 
@@ -508,12 +524,15 @@ async def serve(
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
         waits_for: says what keeps us from leading, for those that are sent away; "" if only that another leads.
         brief: what agents of other machines are told; whether or not we lead.
+        silent_s: how long a host may leave what we send to it without acknowledging anything, with what it takes to see
+            that: then its connections end. Agents are sent something always.
 
     Raises:
         ConfigError: an address cannot be listened on.
     """
     door = _Door(token, waits_for, brief)
-    server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=_OPTIONS)
+    silence = ("grpc.keepalive_timeout_ms", math.ceil(_SILENCE * silent_s * 1000))
+    server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=[*_OPTIONS, silence])
     methods = {METHOD: door.attach, BRIEF: door.tell}
     handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])

@@ -54,6 +54,7 @@ __all__ = [
     "Peer",
     "Preempted",
     "Progress",
+    "Pulse",
     "Raised",
     "Refused",
     "Remark",
@@ -590,6 +591,10 @@ class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
     first: bool = False
 
 
+class Pulse(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: nothing, a few times a second. Its host acknowledges that, or is known to be gone."""
+
+
 class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):
     """The job is over: exit."""
 
@@ -707,6 +712,7 @@ Command = (
     | Meet
     | Shutdown
     | Progress
+    | Pulse
     | Fence
     | StartWorker
     | Strike

@@ -94,6 +94,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
             also=spec.socket,
             waits_for=waiting,
             brief=spec.brief,
+            silent_s=control.silent_s,
         )
         os._exit(0 if asyncio.run(service) else _SUPERSEDED)
     except ConfigError as error:

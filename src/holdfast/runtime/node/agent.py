@@ -21,6 +21,7 @@ from holdfast.control.messages import (
     Message,
     Preempted,
     Progress,
+    Pulse,
     Remark,
     StartWorker,
     Strike,
@@ -218,6 +219,8 @@ class NodeAgent:
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
+        if isinstance(command, Pulse):
+            return
         if isinstance(command, StartWorker):
             self.group.expect(command.worker)
         self.inbox.put(command)
