@@ -22,6 +22,7 @@ from holdfast.control.messages import (
     Hello,
     Leaving,
     Message,
+    Pulse,
     Started,
     Strike,
     WorkerOffer,
@@ -152,8 +153,9 @@ class ControlClient:
             try:
                 for data in attach(outgoing, metadata=((TOKEN_KEY, self._token),)):
                     heard = True
-                    for each in unpack(data):
-                        self._on_command(decode_command(each))
+                    for command in map(decode_command, unpack(data)):
+                        if not isinstance(command, Pulse):  # that it has come is all there is to it
+                            self._on_command(command)
             except grpc.RpcError as error:
                 return self._explain(error)
             except (msgspec.ValidationError, msgspec.DecodeError, OSError) as error:

@@ -32,7 +32,6 @@ from holdfast.control.membership import (
     StoredDecision,
     Tell,
     Unadvised,
-    node_due,
     plan_recovery,
 )
 from holdfast.control.messages import (
@@ -71,7 +70,6 @@ DRAIN_S = 1.0
 AGENT_S = 5.0
 FIRST_S = 10.0
 """How long a peer may take to say who it is."""
-_NOTHING: tuple[object, object, object] = (None, None, None)
 _NO_HELLO = "the first message must be Hello or Failure"
 _STREAMS = 4
 _SILENCE = 0.8
@@ -174,7 +172,6 @@ class Coordinator:
         """What agents are to be told, from before there has been any."""
         self._agents_here = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
-        self._looked_into = _NOTHING
         self._goodbye = asyncio.Event()
         self._dying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -368,32 +365,24 @@ class Coordinator:
         self.decider.take(events)
         self._part_if_over()
         self._forget_agents()
-        self._look_in_time()
 
     def _part_if_over(self) -> None:
         if self.decider.over:
             self._goodbye.set()
 
-    def _look_in_time(self) -> None:
-        """Sees to it that time passes when a node is to be held to be gone, which is sooner than it does otherwise."""
-        state = self.decider.membership
-        looked_into = (state.contact, state.roster, state.phase)  # nothing else matters, and these change rarely
-        if self.decider.waits or all(one is other for one, other in zip(looked_into, self._looked_into, strict=True)):
-            return
-        self._looked_into = looked_into
+    def look_at(self, awake_s: float | None) -> None:
+        """See :class:`holdfast.control.decider.Outside`."""
         if self._looking is not None:
             self._looking.cancel()
-        self._looking = None
-        if (due := node_due(state)) is not None:
-            after_s = max(0.0, due - self.decider.awake())
+            self._looking = None
+        if awake_s is not None:
+            after_s = max(0.0, awake_s - self.decider.awake())
             self._looking = asyncio.get_running_loop().call_later(after_s, self._look)
 
     def _look(self) -> None:
-        self._looked_into = _NOTHING
         self.decider.pass_time()
         self._part_if_over()
         self._forget_agents()
-        self._look_in_time()
 
     async def run(self) -> bool:
         """Lets time pass until the job has ended and everyone was told; returns False if another one leads now.

@@ -29,6 +29,7 @@ from holdfast.control.membership import (
     Unadvised,
     decide,
     end,
+    node_due,
     to_store,
     unplaced,
     unplanned,
@@ -61,6 +62,12 @@ class Outside(Protocol):
 
     def send(self, outputs: Sequence[Output]) -> None:
         """Sends each Tell, and begins to write each manifest: a Settled follows."""
+
+    def look_at(self, awake_s: float | None) -> None:
+        """Sees to it that :meth:`Decider.pass_time` is called when this process has run so long; None: need not be.
+
+        That is sooner than it is anyway, and no longer wanted once this is called again.
+        """
 
     def send_last(self, outputs: Sequence[Output], die: Callable[[], None]) -> None:
         """Sends each, and lets this process die as soon as they are out: a fault that was scheduled."""
@@ -229,6 +236,8 @@ class Decider:
         if durable:
             self.on_point(Point.BROADCAST, before)
         self._before, self.membership = before, after
+        if before.contact is not after.contact or before.roster is not after.roster or before.phase is not after.phase:
+            self.outside.look_at(node_due(after))
         if reports := _reports(before, after, outputs, decision):
             self.outside.send(reports)
         self.on_point(Point.INSTALL, before)

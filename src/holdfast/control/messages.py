@@ -592,7 +592,7 @@ class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Pulse(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: nothing, a few times a second. Its host acknowledges that, or is known to be gone."""
+    """For the agent: says nothing. Its host acknowledges what comes a few times a second, or is known to be gone."""
 
 
 class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):

@@ -58,6 +58,7 @@ __all__ = [
     "Reattached",
     "Rebuilt",
     "Replaying",
+    "Retold",
     "Resumed",
     "MadeAgain",
     "Scheduled",
@@ -621,6 +622,31 @@ class Log(Protocol):
         """
 
 
+class Retold:
+    """Tells what is heard again: an event of a decision counts once, though whoever leads next tells it anew."""
+
+    def __init__(self) -> None:
+        self._decision = 0
+        self._events: set[Event] = set()
+
+    def knows(self, event: Event, decision: int) -> bool:
+        """Returns whether this was heard before, and notes it.
+
+        Whoever makes a decision has told all of the one before it, so of an older one everything is known.
+
+        Args:
+            event: what is told.
+            decision: the number of the one that records it; 0: of none, and never told again.
+        """
+        if not decision:
+            return False
+        if decision > self._decision:
+            self._decision, self._events = decision, set()
+        known = decision < self._decision or event in self._events
+        self._events.add(event)
+        return known
+
+
 class EventLog:
     """Appends events to a file that many processes share.
 
@@ -777,7 +803,7 @@ class EventReader:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._read = 0
-        self._told: set[tuple[int, Event]] = set()
+        self._retold = Retold()
 
     def read(self) -> list[Timed]:
         """Returns the events that are new; see :func:`read_events`.
@@ -789,19 +815,11 @@ class EventReader:
             self._path.open("rb") as log,
         ):
             if self._read > os.fstat(log.fileno()).st_size:
-                self._read, self._told = 0, set()
+                self._read, self._retold = 0, Retold()
             log.seek(self._read)
             data = log.read()
             *lines, rest = data.split(b"\n")
             whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
-            new = [(line.time, line.data) for line in whole if not self._repeats(line)]
+            new = [(line.time, line.data) for line in whole if not self._retold.knows(line.data, line.decision)]
         self._read += len(data) - len(rest)
         return sorted(new, key=lambda pair: pair[0])
-
-    def _repeats(self, line: _Line) -> bool:
-        """Whether this was told before, of the same decision."""
-        if not line.decision:
-            return False
-        known = (line.decision, line.data) in self._told
-        self._told.add((line.decision, line.data))
-        return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import replace as replace_struct
@@ -16,7 +17,7 @@ from holdfast.runtime.injection.node import NodeFaults
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.testing.scenario import Range
-from holdfast.testing.virtual_links import agent_number, process_on
+from holdfast.testing.virtual_links import agent_number
 from holdfast.testing.virtual_worker import VirtualWorker
 from holdfast.testing.world import World
 
@@ -45,7 +46,7 @@ class VirtualProcesses:
         joins = worker in world.running
         deaths = dict([scenario.kill_joiner_at_effect] if scenario.kill_joiner_at_effect else ())
         dies_at = (deaths if joins else dict(scenario.kill_at_effect)).get(worker)
-        process = process_on(self._agent, nonce)
+        process = replace(self._agent, nonce=nonce)
         self._begins[process] = begins and worker in scenario.plan.workers
         child, made = Child(pid=process.pid, name=name), VirtualWorker(worker, process, faults, dies_at, world)
         world.processes[process] = self._by_child[child] = world.running[worker] = made

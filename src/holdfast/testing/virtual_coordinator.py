@@ -16,7 +16,6 @@ from holdfast.control.membership import (
     Output,
     StoredDecision,
     Tell,
-    node_due,
     plan_recovery,
     restore,
 )
@@ -116,7 +115,7 @@ class VirtualCoordinator:
         self._telling = telling
         self._ended = ended
         self._recorded: tuple[Event, ...] = ()
-        self._due: float | None = None
+        self._looks = object()
         if (stored := store.latest()) is not None:
             self._recorded = stored.recorded
             begins = restore(begins, stored, reattach_until=self.asleep.awake_s() + REATTACH_S)
@@ -154,13 +153,6 @@ class VirtualCoordinator:
         if offer := self._scenario.better(before):
             self.take(Improved(lost=before.absent, offer=offer))
 
-    def _look(self) -> None:
-        """A node is to be held to be gone, unless its agent is back."""
-        self._due = None
-        if self.alive and not self.asleep.puts_off(self._look):
-            self.decider.pass_time()
-            self._complain()
-
     def _answer(self, before: Membership, lost: frozenset[WorkerId], recovery: RecoveryPlan | HoldfastError) -> None:
         """What was prepared is there, after the time of a message, if we live that long."""
         if self.alive and not self.asleep.puts_off(lambda: self._answer(before, lost, recovery)):
@@ -175,14 +167,22 @@ class VirtualCoordinator:
         self._complain()
 
     def _complain(self) -> None:
-        """A bug of ours ends a real job; here it is to be seen. And whoever is soon held to be gone is looked for."""
-        due = node_due(self.decider.membership)
-        if due is not None and not self.decider.waits and due != self._due:
-            self._due = due
-            self._time.after(max(0.0, due - self.asleep.awake_s()), self._look)
+        """A bug of ours ends a real job; here it is to be seen."""
         ended = self.decider.membership.ended
         if ended is not None and ended.detail.startswith("coordinator: "):
             raise InternalError(ended.detail)
+
+    def look_at(self, awake_s: float | None) -> None:
+        """See :class:`holdfast.control.decider.Outside`."""
+        self._looks = look = object()
+
+        def pass_time() -> None:
+            if self.alive and self._looks is look and not self.asleep.puts_off(pass_time):
+                self.decider.pass_time()
+                self._complain()
+
+        if awake_s is not None:
+            self._time.after(max(0.0, awake_s - self.asleep.awake_s()), pass_time)
 
     def send(self, outputs: Sequence[Output]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""

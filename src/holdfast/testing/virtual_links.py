@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 from holdfast.control.decider import Happening
 from holdfast.control.membership import Closed
@@ -13,7 +12,7 @@ from holdfast.core.nodes import NodeId, Process
 from holdfast.testing.scenario import Range
 from holdfast.testing.virtual_time import VirtualTime
 
-__all__ = ["ControlLinks", "agent_number", "process_on"]
+__all__ = ["ControlLinks", "agent_number"]
 
 _PID = 7
 """Of all processes, as in containers: nothing may go by it."""
@@ -23,11 +22,6 @@ def agent_number(number: int) -> Process:
     """Returns the process of an agent, counted from 0."""
     node = NodeId(name=f"node-{number}", nonce=f"{number:016x}")
     return Process(node, _PID, node.nonce)
-
-
-def process_on(agent: Process, nonce: str) -> Process:
-    """Returns a process that an agent starts."""
-    return replace(agent, nonce=nonce)
 
 
 def _is_agent(process: Process) -> bool:

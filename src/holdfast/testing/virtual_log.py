@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.events import Event, FaultInjected
+from holdfast.telemetry.events import Event, FaultInjected, Retold
 
 __all__ = ["VirtualLog"]
 
@@ -18,13 +18,12 @@ class VirtualLog:
     def __init__(self) -> None:
         self.events: list[tuple[float, Event]] = []
         self.fired: list[str] = []
-        self._told: set[tuple[int, Event]] = set()
+        self._retold = Retold()
 
     def write(self, time: float, event: Event, decision: int = 0, /) -> bool:
         """See :class:`holdfast.telemetry.events.Log`."""
-        if decision and (decision, event) in self._told:
+        if self._retold.knows(event, decision):
             return True
-        self._told |= {(decision, event)} if decision else set()
         self.events.append((time, event))
         if isinstance(event, FaultInjected):
             self.fire_once(event.spec)

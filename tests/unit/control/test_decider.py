@@ -66,6 +66,9 @@ class World:
     def send(self, outputs):
         self.came += [("sent", output) for output in outputs]
 
+    def look_at(self, awake_s):
+        pass
+
     def send_last(self, outputs, die):
         self.came += [("sent last", output) for output in outputs]
 

@@ -28,11 +28,10 @@ __all__ = ["StoredDecision", "counted", "restore", "to_store"]
 class StoredDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that a coordinator which is started again must know, as it was after one decision.
 
-    The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions;
-    ``recorded`` are the events that
-    it is told by; ``processes`` and ``where`` are those of the roster, which has none here; ``committing`` are of the
-    checkpoints;
-    ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0 without one.
+    The values are those of :class:`holdfast.control.membership.Membership`. ``revision`` counts decisions; ``recorded``
+    are the events that it is told by; ``processes`` and ``where`` are those of the roster, which has none here;
+    ``committing`` are of the checkpoints; ``checkpoint_every`` and ``checkpoint_wanted`` are of the cadence, 0 without
+    one.
     """
 
     revision: int

@@ -110,6 +110,9 @@ class _StruckOutside:
     def store(self, decision: StoredDecision) -> None:
         self.inner.store(decision)
 
+    def look_at(self, awake_s: float | None) -> None:
+        self.inner.look_at(awake_s)
+
 
 def strike_coordinator(faults: tuple[Fault, ...], decider: Decider) -> None:
     """Puts a coordinator's faults around its decider, in this process; not those that have struck one before it."""

@@ -21,7 +21,6 @@ from holdfast.control.messages import (
     Message,
     Preempted,
     Progress,
-    Pulse,
     Remark,
     StartWorker,
     Strike,
@@ -33,7 +32,7 @@ from holdfast.runtime.node.local import LOOK_S, LocalProcesses
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import ONE_NOTICE_S
 from holdfast.runtime.node.worker_group import WorkerGroup
-from holdfast.telemetry.events import EventLog, Notice
+from holdfast.telemetry.events import EventLog, Notice, Retold
 
 __all__ = ["Line", "NodeAgent"]
 
@@ -91,7 +90,7 @@ class NodeAgent:
     group: WorkerGroup = field(init=False)
     _client: ControlClient = field(init=False)
     _preempted: bool = False
-    _told: set[Told] = field(default_factory=set)
+    _retold: Retold = field(default_factory=Retold)
 
     def __post_init__(self) -> None:
         """Nothing is connected or started yet."""
@@ -168,9 +167,7 @@ class NodeAgent:
                 teller.prepare(f"waiting for agents with room for {unplaced} more workers")
             case Gathered(missing=missing, of=of):
                 teller.prepare("starting workers" if missing else "waiting for the first step", missing, of)
-            case Told(news=news) if command not in self._told:
-                if command.decision:  # of these the newest alone may be told again
-                    self._told = {each for each in self._told if each.decision == command.decision} | {command}
+            case Told(news=news, decision=decision) if not self._retold.knows(news, decision):
                 teller.say(self.reporter.tell(news, time.monotonic()))
             case Progress():
                 self._progress(command)
@@ -219,8 +216,6 @@ class NodeAgent:
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
-        if isinstance(command, Pulse):
-            return
         if isinstance(command, StartWorker):
             self.group.expect(command.worker)
         self.inbox.put(command)
