@@ -19,8 +19,9 @@ from tests.waiting import LIMIT_S, until
 
 from holdfast import parse_job
 from holdfast.config.load import dump_job
+from holdfast.control.certificates import make_certificates
 from holdfast.runtime.isolation import Networks
-from holdfast.telemetry.events import Detected, Notice, StepOps, Synced, WorkerReady, read_events
+from holdfast.telemetry.events import CoordinatorReady, Detected, Notice, StepOps, Synced, WorkerReady, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -149,19 +150,22 @@ def test_nodes_die_and_come(apart, small, runs):
 
 
 def test_agents_may_come_first_and_the_coordinator_may_die(cluster, small, runs):
+    """All show certificates."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     token = cluster.folder / "token"
     token.write_text("a-token-that-both-know")
-    cluster.invitation = ["agent", "--coordinator", f"127.0.0.1:{port}", "--token-file", token]
+    ca, cert, key = make_certificates(cluster.folder / "certs", ("127.0.0.1",))
+    tls = ("--set", f"control.tls={{ca: {ca}, cert: {cert}, key: {key}}}")
+    cluster.invitation = ["agent", "--coordinator", f"127.0.0.1:{port}", "--token-file", token, "--certs", "certs"]
     cluster.join(3, 0)
     until(lambda: "waiting for the coordinator" in cluster.said("node-0"), process=cluster.agents[0])
-    cluster.begin("train", small, "--listen", f"127.0.0.1:{port}", "--token-file", token, "--slots", 3)
+    cluster.begin("train", small, "--listen", f"127.0.0.1:{port}", "--token-file", token, "--slots", 3, *tls)
     assert "--token-file" not in cluster.invitation
     cluster.ran(10)
-    of_head = [process for process in processes_below(cluster.head) if process.name().startswith("coordinator")]
-    (coordinator,) = of_head or [p for p in processes_below(cluster.head) if _listens(p, port)]
+    (coordinator,) = [process for process in processes_below(cluster.head) if _listens(process, port)]
     coordinator.kill()
+    until(lambda: len(cluster.events(CoordinatorReady)) == 2, cluster.story, cluster.head)
     said = cluster.end()
     assert hashes(said) == runs.healthy("small", (STEPS,)).weights_sha256
     assert cluster.agents[0].wait(LIMIT_S) == 0
@@ -232,3 +236,11 @@ def test_who_cannot_take_part_is_told_why(cluster, small):
     nothing = cluster.join(6, 0)
     assert nothing.wait(LIMIT_S) == 2
     assert "expected a file with the job's token" in cluster.said("node-2")
+
+
+def test_a_machine_that_computes_other_bits_is_refused(cluster, small, monkeypatch):
+    cluster.begin("coordinator", small)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    other = cluster.join(6, 0)
+    assert other.wait(LIMIT_S) == 2
+    assert "all have to compute the same bits" in cluster.said("node-0")

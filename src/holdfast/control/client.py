@@ -107,6 +107,8 @@ class ControlClient:
         self._closing = threading.Event()
         self._last_words: Failure | None = None
         self._away_since = 0.0
+        self._heard = False
+        """Whether the last stream said anything, and no new one was tried since."""
         self._reader = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
@@ -149,10 +151,10 @@ class ControlClient:
         with self._channel() as channel:
             attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             outgoing = self._outbox.open(lambda: self._last_words or self._hello())
-            heard = False
+            self._heard = False
             try:
                 for data in attach(outgoing, metadata=((TOKEN_KEY, self._token),)):
-                    heard = True
+                    self._heard = True
                     for command in map(decode_command, unpack(data)):
                         if not isinstance(command, Pulse):  # that it has come is all there is to it
                             self._on_command(command)
@@ -162,7 +164,7 @@ class ControlClient:
                 return CoordinatorUnavailable(f"coordinator at {self._address}: {type(error).__name__}: {error}")
             finally:
                 self._outbox.end()
-                if heard:
+                if self._heard:
                     self._away_since = self._clock()
         return None
 
@@ -177,8 +179,11 @@ class ControlClient:
         """Waits until somebody listens: asked cheaply, as each attempt of gRPC costs milliseconds of processor time."""
         until = self._away_since + self._reattach_s
         while self._clock() < until and (self._last_words or not self._closing.is_set()):
-            time.sleep(RETRY_S)
-            self._addresses.rotate()
+            if self._heard:  # a stream has stood until now: whoever lost its connection alone is back at once
+                self._heard = False
+            else:
+                time.sleep(RETRY_S)
+                self._addresses.rotate()
             if _listens(self._address):
                 return True
         return False

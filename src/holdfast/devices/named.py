@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+
+import torch
+
 from holdfast.devices.cuda import Cuda, visible
 from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 
-__all__ = ["choose", "opened"]
+__all__ = ["arithmetic", "choose", "opened"]
 
 _CPU, _CUDA, _AUTO = "cpu", "cuda", "auto"
 
@@ -24,6 +29,25 @@ def choose(wanted: str, workers: int) -> tuple[str, tuple[str, ...]]:
     if wanted == _AUTO:
         wanted = _CUDA if len(gpus) >= workers else _CPU
     return wanted, () if wanted == _CPU else gpus
+
+
+def arithmetic(device: Device) -> str:
+    """Returns what two processes must have in common to compute the same bits, in words.
+
+    It is not all: libraries may go by more than the kind of a processor; audits compare what is computed.
+    """
+    vendor = next((line.partition(":")[2].strip() for line in _processor() if line.startswith("vendor_id")), "")
+    capability = torch.backends.cpu.get_cpu_capability()
+    host = " ".join(filter(None, (platform.machine(), vendor, capability)))
+    gpu = f", {device.identity}" if device.apart else ""
+    return f"torch {torch.__version__}, {host}{gpu}"
+
+
+def _processor() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def opened(name: str, *, exact: bool, alone: bool = False, key: str = "train.device") -> Device:

@@ -228,6 +228,7 @@ class Probed:
         job: as its script says, or with the device that it computes on; None if its file says all.
         first_item: digest of what comes of a script's first item; empty unless a script runs.
         gpus: the names of the GPUs that are visible, by number; empty if the job does without.
+        arithmetic: what a machine must have in common with this one to compute the same bits; empty if it is emulated.
     """
 
     boundaries: tuple[TensorSpec, ...]
@@ -239,6 +240,7 @@ class Probed:
     job: Job | None = None
     first_item: str = ""
     gpus: tuple[str, ...] = ()
+    arithmetic: str = ""
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

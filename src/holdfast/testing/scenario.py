@@ -140,7 +140,8 @@ class Scenario:
         spares: (when it is started, whose) further processes, that nobody asked for.
         ties: the layers that share weights.
         workers_per_node: consecutive workers that fail together.
-        agents: how many there are; nodes are shared out among them, in order.
+        agents: how many begin the job, each with its share of the nodes, in order; 0: those of ``more_agents`` do, with
+            whomever they are asked for.
         agent_deaths: (when, which): an agent dies with all workers that it has started, in virtual seconds.
         broken_agents: (when, whose) connections to the coordinator break, as ``broken_streams`` do.
         more_agents: (when, how many workers it can start): a further agent comes.
@@ -219,6 +220,8 @@ class Scenario:
     @property
     def begins_on(self) -> list[tuple[WorkerId, ...]]:
         """The workers with which the job begins, by agent."""
+        if not self.agents:
+            return []
         share = -(-len(self.nodes) // self.agents)
         return [tuple(chain(*self.nodes[at : at + share])) for at in range(0, len(self.nodes), share)]
 

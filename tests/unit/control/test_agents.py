@@ -9,7 +9,18 @@ from tests.unit.control.decided import DecidedJob
 from holdfast.control.membership import Closed, Phase, Restoring, Tell, Tick, decide, node_due
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
-from holdfast.control.messages import Exited, Fence, Hello, Started, StartWorker, StateAt, Strike, WorkerOffer
+from holdfast.control.messages import (
+    Exited,
+    Fence,
+    Heartbeat,
+    Hello,
+    Started,
+    StartWorker,
+    StateAt,
+    Strike,
+    Suspect,
+    WorkerOffer,
+)
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
@@ -147,6 +158,29 @@ def test_while_one_of_its_workers_has_a_connection_its_agent_is_given_more_time(
     assert node_due(job.state) == 5.2 + WHOLE_NODE_S
     job.give(agent(THERE), now=5.22)
     assert (node_due(job.state), job.give(Tick(), now=6.0).state.roster.lost) == (None, frozenset())
+
+
+def beat(worker):
+    return Heartbeat(worker=worker, generation=1, step=0, op=0, slowest_s=0.1)
+
+
+def test_a_host_that_is_silent_is_given_no_more_time_though_connections_stand(job):
+    """No worker there had been heard for two heartbeats when its agent's connection ended."""
+    job.give(*map(beat, PLAN.workers), Tick(), now=4.0).give(Tick(), now=4.2).give(gone(THERE), now=5.0)
+    assert node_due(job.state) == 5.0 + WHOLE_NODE_S
+    job.give(beat(W10), now=5.01)
+    assert node_due(job.state) == 5.0 + AGENT_ALONE_S
+
+
+def test_a_worker_that_nobody_reaches_is_lost_with_its_node_if_its_agent_is_away(job):
+    """One event, though its agent has not been away for as long as it is given, nor the other worker silent."""
+    for tenth in range(10):
+        job.give(*(beat(each) for each in PLAN.workers if each != W10 or tenth == 0), Tick(), now=4.0 + tenth / 10)
+    job.give(Suspect(worker=W00, generation=1, peer=W10, detail="silent"), gone(THERE), now=4.95)
+    assert job.give(*(beat(each) for each in PLAN.workers if each != W10), Tick(), now=4.98).recorded == []
+    job.give(Tick(), now=5.05)
+    assert [event.worker for event in job.recorded if isinstance(event, Detected)] == ["1.0", "1.1"]
+    assert {event.how for event in job.recorded if isinstance(event, Detected)} == {"its node there is gone"}
 
 
 def test_nobody_is_judged_while_no_agent_is_there_and_time_begins_when_one_is(job):

@@ -35,10 +35,12 @@ SUSPICION_GRACE_S = 1.0
 OTHERS_S = 0.5
 """So long an exception waits for others of its kind, before it is judged."""
 MAX_REFORMATIONS = 3
-WHOLE_NODE_S = 0.06
-"""Where none of a node's processes has a connection, one that lives is back in less: it tries again after 0.05 s."""
+WHOLE_NODE_S = 0.04
+"""Where none of a node's processes has a connection, one that lives is back in less: it tries again at once."""
 AGENT_ALONE_S = 0.3
 """Where an agent has none and some of its workers do: they end with it, large ones later."""
+_SILENT_BEATS = 2
+"""Who had sent no heartbeat for so many by then is silent, with the whole host: its connection stands for nothing."""
 AGAIN_S = 60.0
 """Nodes whose workers suspect each other again, so soon after links were made anew, cannot reach each other."""
 
@@ -61,16 +63,18 @@ def _due(state: Membership) -> dict[NodeId, float]:
         return {}
     if not away or state.phase is Phase.REATTACHING:  # then workers are on their way back, too
         return {node: since + AGENT_ALONE_S for node, since in away.items()}
-    standing, closed_at = set[str](), dict[str, float]()
+    heard_at, closed_at = dict[str, float](), dict[str, float]()
     for worker in state.roster.there:
         nonce, at = state.roster.processes[worker].node.nonce, contact.detached.get(worker)
-        if at is None:
-            standing.add(nonce)
-        else:
+        if at is not None:
             closed_at[nonce] = max(at, closed_at.get(nonce, at))
+        elif worker in state.watch.vitals:
+            heard_at[nonce] = max(state.watch.vitals[worker].heard_at, heard_at.get(nonce, -math.inf))
+        else:
+            heard_at[nonce] = math.inf
     return {
         node: since + AGENT_ALONE_S
-        if node.nonce in standing
+        if heard_at.get(node.nonce, -math.inf) > since - _SILENT_BEATS * state.watch.beat_s
         else max(since, closed_at.get(node.nonce, since)) + WHOLE_NODE_S
         for node, since in away.items()
     }
@@ -104,6 +108,13 @@ def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
         state, more = on_no_show(state, worker, process, f"its node {node} is gone")
         outputs += more
     return prefixed(said, (state, outputs))
+
+
+def _away_with(state: Membership, workers: Collection[WorkerId]) -> list[NodeId]:
+    """The nodes of these workers whose agents are away, too: all else there is as they are."""
+    nodes = {state.roster.processes[worker].node for worker in workers}
+    away = [node for node, since in state.contact.agents.items() if since is not None]
+    return sorted(agent for agent in away if state.contact.here and any(agent.shares_agent(node) for node in nodes))
 
 
 def on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:
@@ -174,7 +185,8 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     owners = _owners(state) if found else ()  # whoever is stuck was slow before
     suspected = {peer for _, peer in state.doubts.suspicions if peer is not None}
     if hung := overdue(state.watch, (*members, *spares), running=running, owners=owners, suspected=suspected):
-        return on_lost(state, hung)
+        gone = _away_with(state, hung)
+        return _on_nodes_gone(state, gone) if gone else on_lost(state, hung)
     state, told = _tell_slow(state, found, needed(state.watch, members, owners)) if running else (state, ())
     unexplained = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)

@@ -23,8 +23,9 @@ from holdfast.runtime.launch.briefing import Brief, Briefing, boot_id
 from holdfast.runtime.launch.directory import JOB_ID
 from holdfast.runtime.launch.ending import await_scripts
 from holdfast.runtime.launch.ports import around_group
+from holdfast.runtime.node.entries import ARITHMETIC
 from holdfast.runtime.node.inbox import EventQueue
-from holdfast.runtime.node.local import LOOK_S, LocalProcesses
+from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.runtime.node.signals import Signals
 from holdfast.runtime.node.telling import Teller
 from holdfast.telemetry.events import Event, EventLog
@@ -96,6 +97,7 @@ class Joiner:
                 stack.enter_context(contextlib.closing(local.awake))
                 stack.enter_context(local.running())
                 local.start_server()
+                _check_arithmetic(briefing, local)
                 keeps = briefing.events != briefing.request.events
                 log = EventLog(briefing.events, complain=self._teller.say_once, keeps=keeps)
                 stack.enter_context(contextlib.closing(log))
@@ -191,6 +193,24 @@ def _enter(brief: Brief) -> None:
         raise ConfigError(
             f"--run-dir {path.parent}: is not that of the job on this machine; expected a directory that all machines "
             "share, since trained layers are written there"
+        )
+
+
+def _check_arithmetic(briefing: Briefing, local: LocalProcesses) -> None:
+    """Checks that workers here compute the bits that all others do.
+
+    Raises:
+        ConfigError: they would not.
+    """
+    job, theirs = briefing.job, briefing.probed.arithmetic
+    if job.train.numerics != "exact" or not theirs:
+        return
+    ours = local.ask(ARITHMETIC, job, asking=Asking(limit_s=job.control.start_s))
+    if ours != theirs:
+        raise ConfigError(
+            f"this machine computes by {ours}; that where the job was begun by {theirs}: with train.numerics exact all "
+            "have to compute the same bits. Expected the same (ATEN_CPU_CAPABILITY, set everywhere, lowers the last "
+            "word to what all processors have)"
         )
 
 

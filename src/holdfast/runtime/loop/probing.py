@@ -15,6 +15,7 @@ from msgspec.structs import replace as replace_struct
 from torch import nn
 
 from holdfast.config.job import Grid, Job, PipelineLayout, ScriptModel
+from holdfast.devices.named import arithmetic, opened
 from holdfast.errors import ConfigError
 from holdfast.recovery.choice import Sizes
 from holdfast.runtime.loop.facts import data_facts, source_files
@@ -121,6 +122,7 @@ def _probed(job: Job, loop: Loop) -> Probed:
         sizes=sizes,
         warnings=_warnings(loop.prepared.model),
         job=job,
+        arithmetic=arithmetic(opened(job.train.device, exact=False)),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job
-from holdfast.devices.named import choose, opened
+from holdfast.devices.named import arithmetic, choose, opened
 from holdfast.errors import (
     ConfigError,
     WorkFailed,
@@ -26,7 +26,7 @@ from holdfast.runtime.resume import find
 from holdfast.runtime.specs import Probed, ResumeFrom
 from holdfast.storage.checkpoints import Facts
 
-__all__ = ["answering", "run_digest", "run_find", "run_probe", "run_script_probe"]
+__all__ = ["answering", "run_arithmetic", "run_digest", "run_find", "run_probe", "run_script_probe"]
 
 
 def run_probe(job: Job, answer: Connection) -> None:
@@ -40,9 +40,14 @@ def run_probe(job: Job, answer: Connection) -> None:
 
 def _probed(job: Job) -> Probed:
     chosen, gpus = choose(job.train.device, job.most_workers)
-    decided = job.on(chosen)
-    probed = probe(decided, opened(chosen, exact=job.train.numerics == "exact"))
-    return replace(probed, job=None if decided == job else decided, gpus=gpus)
+    decided, device = job.on(chosen), opened(chosen, exact=job.train.numerics == "exact")
+    probed = probe(decided, device)
+    return replace(probed, job=None if decided == job else decided, gpus=gpus, arithmetic=arithmetic(device))
+
+
+def run_arithmetic(job: Job, answer: Connection) -> None:
+    """Sends ``ok`` and what this machine computes by."""
+    answering(answer, lambda: arithmetic(opened(job.train.device, exact=False)))
 
 
 def run_script_probe(job: Job, answer: Connection) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 __all__ = [
+    "ARITHMETIC",
     "COORDINATOR",
     "DIGEST",
     "FIND",
@@ -51,5 +52,6 @@ COORDINATOR = EntryPoint("coordinator", "holdfast.runtime.main.coordinator:run_c
 LIBRARY = EntryPoint("library", "holdfast.runtime.main.library:run_library")
 PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_probe")
 SCRIPT_PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_script_probe")
+ARITHMETIC = EntryPoint("probe", "holdfast.runtime.main.lookups:run_arithmetic")
 FIND = EntryPoint("find", "holdfast.runtime.main.lookups:run_find")
 DIGEST = EntryPoint("digest", "holdfast.runtime.main.lookups:run_digest")
