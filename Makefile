@@ -84,6 +84,7 @@ soak: $(STAMP)  ## what `make test` leaves out; five rounds of real processes, 2
 bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/healthy_step.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/nodes.py
 	$(BIN)/python benchmarks/remainder.py
 	$(BIN)/python benchmarks/loop_recovery.py
 	$(BIN)/python benchmarks/script_checks.py

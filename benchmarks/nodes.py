@@ -87,8 +87,8 @@ class _Nodes:
         """Ends all of it."""
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                below = psutil.Process(process.pid).children(recursive=True)
-                for each in (*below, process):
+                agent = psutil.Process(process.pid)
+                for each in (*agent.children(recursive=True), agent):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         each.kill()
             process.wait()

@@ -21,7 +21,7 @@ from tests.processes import NODE, process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
-from holdfast.control.client import ControlClient
+from holdfast.control.client import ControlClient, ask_brief
 from holdfast.control.coordinator import METHOD, RETRY_S, SERVICE, Coordinator, serve
 from holdfast.control.membership import Closed, GridState, Membership, Running, StoredDecision, Tick
 from holdfast.control.messages import (
@@ -42,6 +42,7 @@ from holdfast.control.messages import (
     NodeLost,
     Preempted,
     Progress,
+    Pulse,
     Raised,
     Resume,
     Save,
@@ -122,7 +123,8 @@ class Service:
 
         async def run():
             self._loop = asyncio.get_running_loop()
-            await serve(self.coordinator, host="127.0.0.1", port=0, token=TOKEN, ready=self._port.put)
+            known = {"ready": self._port.put, "brief": b"a brief"}
+            await serve(self.coordinator, host="127.0.0.1", port=0, token=TOKEN, **known)
 
         asyncio.run(run())
         leading.chain.close()
@@ -339,7 +341,7 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
 
 KILLED = f"""
 import sys, threading
-from holdfast.control.client import ControlClient
+from holdfast.control.client import ControlClient, ask_brief
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId, Process
@@ -765,3 +767,28 @@ def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
         client.expect(Attached)
     agent.send(Exited(worker=B, process=process_of(B, 1), status=-9))
     assert agent.expect(Told).news == Detected(worker=str(B), how="process ended: signal 9", generation=1)
+
+
+def test_an_agent_is_told_what_the_job_is_before_it_takes_part(service):
+    """Not whoever has a share of the token only, as a worker has."""
+    assert ask_brief(service.address, TOKEN) == b"a brief"
+    assert ask_brief(f"127.0.0.1:1,{service.address}", TOKEN) == b"a brief"
+    with pytest.raises(ConfigError, match="wrong or missing job token"):
+        ask_brief(service.address, "wrong")
+    with pytest.raises(ConfigError, match="this is for agents"):
+        ask_brief(service.address, share(TOKEN, str(A)))
+    with pytest.raises(CoordinatorUnavailable, match="nobody listens there"):
+        ask_brief("127.0.0.1:1", TOKEN)
+
+
+def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):
+    """Its host acknowledges that, or is known to be gone; a worker is not."""
+    says = queue.SimpleQueue()
+    with grpc.insecure_channel(service.address) as channel:
+        attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        heard = attach(iter(says.get, None), metadata=((TOKEN_KEY, TOKEN),))
+        says.put(pack([encode(Hello(worker=None, process=process_of(None, 1)))]))
+        pulses = (command for parcel in heard for command in map(decode_command, unpack(parcel)))
+        assert [next(pulses) for _ in range(3)] == [Pulse()] * 3
+        says.put(None)
+    assert connect(A).expect(Attached)
