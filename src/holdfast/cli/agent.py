@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from holdfast.cli.arguments import token_from, whole_number
+from holdfast.cli.arguments import check_address, token_from, whole_number
 from holdfast.cli.train import EventLines
 from holdfast.config.job import Tls
 from holdfast.errors import ConfigError
@@ -66,6 +66,8 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def run(args: argparse.Namespace) -> int:
     """Takes part until the job has ended; returns the exit code."""
     outlast_readers()
+    for address in args.coordinator.split(","):
+        check_address(f"--coordinator {args.coordinator}", address)
     token = token_from(args.token_file)
     if not token:
         raise ConfigError("--token-file: expected a file with the job's token, or HOLDFAST_TOKEN in the environment")

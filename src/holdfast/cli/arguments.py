@@ -7,14 +7,25 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
-__all__ = ["above_0", "add_overrides", "from_0", "grid_shape", "hours", "token_from", "whole_number", "worker_names"]
+__all__ = [
+    "above_0",
+    "add_overrides",
+    "check_address",
+    "from_0",
+    "grid_shape",
+    "hours",
+    "token_from",
+    "whole_number",
+    "worker_names",
+]
 
+_LAST_PORT = 65_535
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
@@ -30,17 +41,32 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
-def token_from(path: str | None, environ: Mapping[str, str] = os.environ) -> str:
+def check_address(what: str, address: str) -> None:
+    """Checks that this is ``HOST:PORT``, a name or an IPv4 address.
+
+    Raises:
+        ConfigError: it is not; ``what`` says where it was given.
+    """
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", host, re.ASCII) or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
+        raise ConfigError(f"{what}: expected HOST:PORT, a name or an IPv4 address, such as 10.0.0.5:7000")
+    if int(port) > _LAST_PORT:
+        raise ConfigError(f"{what}: the last port is {_LAST_PORT}")
+
+
+def token_from(path: str | None, environ: MutableMapping[str, str] = os.environ) -> str:
     """Returns the token of a job: out of a file (``-``: of what is piped in), else of ``HOLDFAST_TOKEN``; or "".
 
-    It is on no command line, which everybody on a machine can read.
+    It is on no command line, which everybody on a machine can read, nor in the environment of what is started from now
+    on.
 
     Raises:
         ConfigError: the file cannot be read, or what is in it is no token.
     """
+    given = environ.pop("HOLDFAST_TOKEN", "")
     where = "HOLDFAST_TOKEN" if path is None else f"--token-file {path}"
     try:
-        text = environ.get("HOLDFAST_TOKEN", "") if path is None else _text_of(path)
+        text = given if path is None else _text_of(path)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     token = text.strip()

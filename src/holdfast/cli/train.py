@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides, hours, token_from, whole_number
+from holdfast.cli.arguments import add_overrides, check_address, hours, token_from, whole_number
 from holdfast.cli.inspect import tell_checkpoint
 from holdfast.cli.ways_shown import tell_technique, tell_way
 from holdfast.config.job import Job
@@ -133,14 +132,11 @@ def listening(args: argparse.Namespace) -> list[str]:
     """Returns the overrides of keys that the command line gives, those of ``--listen`` included."""
     if args.listen is None:
         return list(args.overrides)
-    host, _, port = args.listen.rpartition(":")
-    if not host:
-        host, port = port, "0"
-    if not re.fullmatch(r"\d{1,5}", port, re.ASCII):
-        raise ConfigError(f"--listen {args.listen}: expected HOST or HOST:PORT, such as 10.0.0.5:7000")
-    if host in ("0.0.0.0", "::"):
+    host, colon, port = args.listen.partition(":")
+    check_address(f"--listen {args.listen}", f"{host}:{port if colon else 0}")
+    if host == "0.0.0.0":
         raise ConfigError(f"--listen {args.listen}: expected the address by which other machines reach this one")
-    return [*args.overrides, f"control.host={host}", f"control.port={port}"]
+    return [*args.overrides, f"control.host={host}", f"control.port={port or 0}"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,6 +160,7 @@ def train_and_tell(
         emulate: see :func:`holdfast.runtime.train.train`.
     """
     outlast_readers()
+    token = token_from(args.token_file)
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
@@ -176,7 +173,7 @@ def train_and_tell(
             resume=args.resume,
             accept=[key for text in args.accept for key in text.split(",") if key],
             slots=job.most_workers if args.slots is None and args.listen else args.slots,
-            token=token_from(args.token_file),
+            token=token,
             on_event=line.tell,
             on_progress=line.show,
         )

@@ -333,7 +333,7 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.hang_s: {job.control.hang_s:g} s without a sign of life say nothing where workers give "
             f"one every {job.control.heartbeat_s:g} s (control.heartbeat_s): expected at least three times as much"
         )
-    if not (job.control.tls or job.control.insecure or _is_loopback(job.control.host)):
+    if not (job.control.tls or job.control.insecure or is_loopback(job.control.host)):
         raise ConfigError(
             f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "
             "in the clear: expected control.tls (holdfast certs makes it), or control.insecure: true if that is meant"
@@ -493,7 +493,8 @@ def check_cuts(grid: Grid, layers: int, where: str = "", what: str = "model") ->
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns whether an address is this machine's own, which no other one reaches."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

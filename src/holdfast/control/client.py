@@ -36,7 +36,7 @@ from holdfast.control.tls import channel_credentials
 from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
-__all__ = ["ControlClient", "ask_brief"]
+__all__ = ["NOBODY", "ControlClient", "ask_brief"]
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -54,6 +54,7 @@ _IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000,
 RETRY_S = 0.05
 _CONNECT_S = 1.0
 _BRIEF_S = 10.0
+NOBODY = "nobody listens there"
 
 _IN_HELLO = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving, Dormant)
 """What a new stream needs not carry: the hello at its beginning says as much, or more."""
@@ -207,7 +208,7 @@ def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
     credentials, problem = channel_credentials(tls) if tls else None, CoordinatorUnavailable("nobody was asked")
     for each in address.split(","):
         if not _listens(each):
-            problem = CoordinatorUnavailable(f"coordinator at {each}: nobody listens there")
+            problem = CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}")
             continue
         with _opened(each, credentials, _OPTIONS) as channel:
             ask = channel.stream_stream(f"/{SERVICE}/{BRIEF}")

@@ -499,6 +499,7 @@ async def serve(
     also: str | None = None,
     waits_for: Callable[[], str] = lambda: "",
     brief: bytes = b"",
+    invitation: str = "",
     silent_s: float = 1.0,
 ) -> bool:
     """Serves until the job has ended; returns False if another one leads now.
@@ -512,7 +513,8 @@ async def serve(
         credentials: for TLS; None listens in the clear.
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
         waits_for: says what keeps us from leading, for those that are sent away; "" if only that another leads.
-        brief: what agents of other machines are told; whether or not we lead.
+        brief: what agents of other machines are told, whether or not we lead, if they present ``invitation``.
+        invitation: another token; "": nobody is told.
         silent_s: how long a host may leave what we send to it without acknowledging anything, with what it takes to see
             that: then its connections end. Agents are sent something always.
 
@@ -521,7 +523,8 @@ async def serve(
     """
     door = _Door(token, waits_for, brief)
     silence = ("grpc.keepalive_timeout_ms", math.ceil(_SILENCE * silent_s * 1000))
-    server = grpc.aio.server(interceptors=[TokenCheck(token, shares=True)], options=[*_OPTIONS, silence])
+    check = TokenCheck(token, shares=True, others={f"/{SERVICE}/{BRIEF}": invitation})
+    server = grpc.aio.server(interceptors=[check], options=[*_OPTIONS, silence])
     methods = {METHOD: door.attach, BRIEF: door.tell}
     handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
@@ -564,9 +567,7 @@ class _Door:
         self._brief = brief
 
     async def tell(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        """Says what an agent must know; whoever has but a worker's share of the token is none."""
-        if bearer(context.invocation_metadata(), self._token) != "":
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is for agents")
+        """Says what an agent must know."""
         yield self._brief
 
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:

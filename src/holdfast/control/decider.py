@@ -163,6 +163,7 @@ class Decider:
         if not self.waits:
             self.take([Tick(gap_s=0.0 if self._looked_at is None else now - self._looked_at)])
             self._looked_at = now
+            self.outside.look_at(node_due(self.membership))
         self.pass_remarks_on()
 
     def _wait_with(self, event: _Decided) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import grpc
 import grpc.aio
@@ -11,6 +11,7 @@ from holdfast.control.token import REFUSAL, bearer, carries
 
 __all__ = ["TokenCheck", "bounded"]
 
+_NONE: Mapping[str, str] = {}
 _HANDSHAKE_MS = 5_000
 _IDLE_MS = 10_000
 
@@ -21,11 +22,13 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Args:
         token: what calls must carry.
         shares: a share of it, for whatever name, will do.
+        others: methods, by their full names, whose calls must carry another one, and no share of it.
     """
 
-    def __init__(self, token: str, *, shares: bool = False) -> None:
+    def __init__(self, token: str, *, shares: bool = False, others: Mapping[str, str] = _NONE) -> None:
         self._token = token
         self._shares = shares
+        self._others = others
 
         async def refuse(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
@@ -36,6 +39,9 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
         """Lets a call through if its token is right."""
         metadata = details.invocation_metadata
+        if details.method in self._others:
+            token = self._others[details.method]
+            return await continuation(details) if token and carries(metadata, token) else self._refusal
         known = bearer(metadata, self._token) is not None if self._shares else carries(metadata, self._token)
         return await continuation(details) if known else self._refusal
 

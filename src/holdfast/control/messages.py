@@ -28,6 +28,7 @@ __all__ = [
     "Attached",
     "Audited",
     "Audits",
+    "BeginAnew",
     "Blob",
     "CaughtUp",
     "Command",
@@ -591,6 +592,12 @@ class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
     first: bool = False
 
 
+class BeginAnew(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: nothing that it has started is of use any more; it may come again as the agent of another node."""
+
+    reason: str
+
+
 class Pulse(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: says nothing. Its host acknowledges what comes a few times a second, or is known to be gone."""
 
@@ -712,6 +719,7 @@ Command = (
     | Meet
     | Shutdown
     | Progress
+    | BeginAnew
     | Pulse
     | Fence
     | StartWorker

@@ -1,7 +1,8 @@
 """The job's token: what every call between the job's processes carries, and how it is checked.
 
-The token itself is known to the agent and the coordinator alone. A worker has a share that is good for its own name
-only: whoever was expelled cannot speak as somebody else.
+The token itself is known to agents and the coordinator alone. What people hand to agents of other machines is good for
+asking what the job is, and each attempt at it has a token made of that. A worker has a share that is good for its own
+name only: whoever was expelled cannot speak as somebody else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 from holdfast.core.ids import WorkerId
 
-__all__ = ["REFUSAL", "TOKEN_KEY", "bearer", "carries", "pair_key", "share"]
+__all__ = ["REFUSAL", "TOKEN_KEY", "bearer", "carries", "of_attempt", "pair_key", "share"]
 
 TOKEN_KEY = "holdfast-token"
 REFUSAL = "wrong or missing job token"
@@ -25,6 +26,11 @@ def carries(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> b
         (True, False)
     """
     return hmac.compare_digest(_given(metadata), token.encode())
+
+
+def of_attempt(token: str, job_id: str) -> str:
+    """Returns the token of one attempt at a job: whoever is left of another one is none of its processes."""
+    return hmac.digest(token.encode(), f"attempt:{job_id}".encode(), "sha256").hex()
 
 
 def share(token: str, name: str) -> str:

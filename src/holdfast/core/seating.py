@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
@@ -30,9 +31,9 @@ def seat(
 ) -> dict[WorkerId, NodeId]:
     """Returns the node of each worker that has none.
 
-    Pipelines come in order, each onto the node with the most room for as long as that lasts, since what its workers
-    send each other is best not sent far. Then workers change places as long as that spreads the owners of a layer over
-    more nodes.
+    Pipelines come in order, each onto one node where it fits, since what its workers send each other is best not sent
+    far; of those that with the fewest workers, and then with the most room. Then workers change places as long as that
+    spreads the owners of a layer over more nodes.
 
     Args:
         placement: of the plan.
@@ -41,18 +42,21 @@ def seat(
     """
     where, left = dict(stay), dict(free)
     placed = [worker for worker in placement.workers if worker not in stay]
-    for _, pipeline in groupby(placed, key=lambda worker: worker.pipeline):
-        node = _roomiest(left)
-        for worker in pipeline:
-            node = node if left[node] else _roomiest(left)
+    for _, group in groupby(placed, key=lambda worker: worker.pipeline):
+        pipeline = list(group)
+        node = _best(left, where, len(pipeline))
+        for number, worker in enumerate(pipeline):
+            node = node if left[node] else _best(left, where, len(pipeline) - number)
             where[worker], left[node] = node, left[node] - 1
     while better := next(_better(placement, where, placed), None):
         where = better
     return {worker: where[worker] for worker in placed}
 
 
-def _roomiest(left: Mapping[NodeId, int]) -> NodeId:
-    return max(sorted(left), key=left.__getitem__)
+def _best(left: Mapping[NodeId, int], where: _Seats, workers: int) -> NodeId:
+    """Where so many workers, or the first of them, are to be."""
+    there = Counter(where.values())
+    return max(sorted(left), key=lambda node: (min(left[node], workers), -there[node], left[node]))
 
 
 def _better(placement: Placement, where: _Seats, movable: list[WorkerId]) -> Iterator[_Seats]:

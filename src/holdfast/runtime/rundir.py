@@ -36,7 +36,6 @@ _OF_AN_ATTEMPT = (
     "plans",
     "final",
     "job-id",
-    "token",
     "node-*",
     _JOB,  # the last: while it is there, not all was set aside
 )

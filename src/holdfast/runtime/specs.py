@@ -24,6 +24,7 @@ from holdfast.version import __version__
 
 __all__ = [
     "CoordinatorSpec",
+    "Fit",
     "Found",
     "LibrarySpec",
     "Probed",
@@ -174,6 +175,8 @@ class CoordinatorSpec:
         port: to listen on; 0 for any.
         socket: where to listen, too; None nowhere else.
         brief: what agents of other machines are told of the job, unread.
+        invitation: the token by which they may ask for it.
+        again: whether there was a coordinator of this job before.
         around: each is called with the coordinator's :class:`holdfast.control.decider.Decider` before that decides,
             and puts something around its ports; none but in a job that is built to be struck.
     """
@@ -192,6 +195,8 @@ class CoordinatorSpec:
     resume: ResumeFrom | None = None
     socket: str | None = None
     brief: bytes = b""
+    invitation: str = ""
+    again: bool = False
     around: tuple[Callable[[Any], None], ...] = ()
 
 
@@ -241,6 +246,19 @@ class Probed:
     first_item: str = ""
     gpus: tuple[str, ...] = ()
     arithmetic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a further machine has of what a job needs.
+
+    Attributes:
+        arithmetic: what it computes by; as of :class:`Probed`.
+        gpus: how many are visible; 0 if the job does without.
+    """
+
+    arithmetic: str
+    gpus: int
 
 
 def emulated_probe(job: Job, profile: Profile) -> Probed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from holdfast.control.chain.entry import Entry
@@ -11,6 +12,7 @@ from holdfast.control.chain.leading import Stored
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
 from holdfast.control.decider import Decider, Happening
 from holdfast.control.membership import (
+    HEARD_S,
     Improved,
     Membership,
     Output,
@@ -129,6 +131,10 @@ class VirtualCoordinator:
 
     def run(self, *, again: bool) -> None:
         """Tells and writes what the one before was to tell and to write, and begins to look at what is overdue."""
+        if again:
+            state = self.decider.membership
+            contact = replace(state.contact, seats_from=self.asleep.awake_s() + HEARD_S)
+            self.decider.membership = replace(state, contact=contact)
         self.decider.tell_again(self._recorded)
         for commit in self.decider.membership.checkpoints.unsettled:
             self._wrote(commit)

@@ -1,6 +1,7 @@
 """What the command line says of other machines: where they come, by what token."""
 
 import io
+import re
 from argparse import Namespace
 
 import pytest
@@ -19,7 +20,8 @@ def test_a_token_comes_out_of_a_file_or_a_pipe_or_the_environment(tmp_path, monk
     assert token_from(str(path), {"HOLDFAST_TOKEN": "another-one-of-16"}) == TOKEN
     monkeypatch.setattr("sys.stdin", io.StringIO(TOKEN))
     assert token_from("-", {}) == TOKEN
-    assert token_from(None, {"HOLDFAST_TOKEN": TOKEN}) == TOKEN
+    environ = {"HOLDFAST_TOKEN": TOKEN}
+    assert (token_from(None, environ), environ) == (TOKEN, {}), "what is started does not have it"
     assert token_from(None, {}) == ""
 
 
@@ -48,9 +50,11 @@ def test_where_a_job_listens_overrides_its_file(given, host, port):
     assert told == ["grid.stages=2", f"control.host={host}", f"control.port={port}"]
 
 
-@pytest.mark.parametrize("given", ["10.0.0.5:", "10.0.0.5:http", "0.0.0.0:7000", ":::7000"])
+@pytest.mark.parametrize(
+    "given", ["10.0.0.5:", "10.0.0.5:http", "0.0.0.0:7000", ":::7000", "fd00::5", "[::1]:7000", "n1:65536"]
+)
 def test_where_nobody_could_come_is_refused(given):
-    with pytest.raises(ConfigError, match=f"--listen {given}: expected"):
+    with pytest.raises(ConfigError, match=f"--listen {re.escape(given)}: (expected|the last port)"):
         listening(Namespace(listen=given, overrides=[]))
 
 
@@ -58,6 +62,13 @@ def test_a_coordinator_runs_no_worker_unless_it_is_told_to():
     slots = [make_parser().parse_args(["coordinator", "job.yaml", *more]).slots for more in ([], ["--slots", "2"])]
     assert slots == [0, 2]
     assert make_parser().parse_args(["train", "job.yaml"]).slots is None
+
+
+@pytest.mark.parametrize("given", ["n1", "n1:7000,", "n1:70000", "[fd00::1]:7000"])
+def test_where_no_coordinator_can_be_is_refused(given):
+    args = make_parser().parse_args(["agent", "--coordinator", given])
+    with pytest.raises(ConfigError, match=f"--coordinator {re.escape(given)}: (expected|the last port)"):
+        args.run(args)
 
 
 def test_an_agent_has_room_for_somebody(capsys):

@@ -10,6 +10,7 @@ from holdfast.control.membership import Closed, Phase, Restoring, Tell, Tick, de
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
 from holdfast.control.messages import (
+    BeginAnew,
     Exited,
     Fence,
     Heartbeat,
@@ -224,6 +225,7 @@ def test_what_is_left_on_a_node_that_was_held_to_be_gone_is_ended(job):
     job.give(agent(THERE, started=left))
     ended = [(each.command.worker, each.node) for each in job.tells if isinstance(each.command, Fence)]
     assert sorted(ended) == [(W10, THERE), (W11, THERE)]
+    assert job.to(BeginAnew) == [THERE]
     assert W10 not in job.state.vacancies.starting.since
 
 

@@ -82,6 +82,7 @@ from holdfast.telemetry.events import (
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A, B = PLAN.workers
 TOKEN = "a-token-of-a-test"
+INVITATION = "an-invitation"
 THERE = NodeId(name="there", nonce=16 * "b")
 LOST_B = Told(news=Detected(worker=str(B), how="process ended: signal 9", generation=1), decision=2)
 GONE_B = Told(news=Detected(worker=str(B), how="its node there is gone", generation=1), decision=2)
@@ -123,7 +124,7 @@ class Service:
 
         async def run():
             self._loop = asyncio.get_running_loop()
-            known = {"ready": self._port.put, "brief": b"a brief"}
+            known = {"ready": self._port.put, "brief": b"a brief", "invitation": INVITATION}
             await serve(self.coordinator, host="127.0.0.1", port=0, token=TOKEN, **known)
 
         asyncio.run(run())
@@ -770,15 +771,14 @@ def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
 
 
 def test_an_agent_is_told_what_the_job_is_before_it_takes_part(service):
-    """Not whoever has a share of the token only, as a worker has."""
-    assert ask_brief(service.address, TOKEN) == b"a brief"
-    assert ask_brief(f"127.0.0.1:1,{service.address}", TOKEN) == b"a brief"
-    with pytest.raises(ConfigError, match="wrong or missing job token"):
-        ask_brief(service.address, "wrong")
-    with pytest.raises(ConfigError, match="this is for agents"):
-        ask_brief(service.address, share(TOKEN, str(A)))
+    """By what people were given; not whoever has the token of this attempt, or a share of either."""
+    assert ask_brief(service.address, INVITATION) == b"a brief"
+    assert ask_brief(f"127.0.0.1:1,{service.address}", INVITATION) == b"a brief"
+    for token in ("wrong", TOKEN, share(TOKEN, str(A)), share(INVITATION, str(A)), ""):
+        with pytest.raises(ConfigError, match="wrong or missing job token"):
+            ask_brief(service.address, token)
     with pytest.raises(CoordinatorUnavailable, match="nobody listens there"):
-        ask_brief("127.0.0.1:1", TOKEN)
+        ask_brief("127.0.0.1:1", INVITATION)
 
 
 def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):

@@ -8,9 +8,10 @@ from tests.unit.control.test_agents import ELSEWHERE, NODES, PLAN, THERE, W00, W
 
 from holdfast.control.membership import Phase, Tick, unplaced
 from holdfast.control.membership.starting import Offer
-from holdfast.control.membership.watching import WHOLE_NODE_S
-from holdfast.control.messages import Exited, Hello, Remark, Started, StartWorker, WorkerOffer
+from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
+from holdfast.control.messages import BeginAnew, Exited, Fence, Hello, Remark, Started, StartWorker, WorkerOffer
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 
 SPARE = WorkerId(3, 0)
 
@@ -99,3 +100,51 @@ def test_whoever_dies_while_starting_is_started_again_where_it_was(job):
     died = replace(process_of(W10, 1), node=NODE)
     job.give(Started(worker=W10, process=died), Exited(worker=W10, process=died, status=-9))
     assert job.asked == [(W10, NODE)]
+
+
+def test_a_node_that_is_back_before_the_job_has_begun_may_come_as_another_one(job):
+    """Its workers wait for room elsewhere; what it was starting is ended, and nobody counts on it."""
+    job.give(agent(NODE, offers=offers(4)), agent(THERE, offers=offers(2)))
+    lost, others = ([worker for worker, at in job.asked if at == node] for node in (THERE, NODE))
+    started = tuple(Started(worker=worker, process=process_there(worker)) for worker in lost)
+    job.give(*started).give(gone(THERE), now=5.0).give(Tick(), now=5.0 + AGENT_ALONE_S)
+    job.give(agent(THERE, started=started, coming=tuple(lost)), now=6.0)
+    assert [each.node for each in job.tells if isinstance(each.command, Fence)] == [THERE, THERE]
+    assert (job.to(BeginAnew), unplaced(job.state)) == ([THERE], 2)
+    job.give(*(Exited(worker=each.worker, process=each.process, status=-9) for each in started))
+    job.give(agent(ELSEWHERE, offers=offers(2)))
+    assert job.asked == [(worker, ELSEWHERE) for worker in lost]
+    assert len(others) == 4
+
+
+def test_nodes_may_be_lost_again_and_again_before_the_job_has_begun(job):
+    """It waits for room; only a worker that fails by itself is started no third time."""
+    job.give(agent(NODE, offers=offers(5)))
+    for number in range(4):
+        node = NodeId(name=f"node-{number}", nonce=f"{number:016x}")
+        job.give(agent(node, offers=offers(1)))
+        (worker,) = [worker for worker, at in job.asked if at == node]
+        job.give(Started(worker=worker, process=replace(process_of(worker, 1), node=node)))
+        job.give(gone(node), now=5.0 * number).give(Tick(), now=5.0 * number + AGENT_ALONE_S)
+        assert (job.state.phase, unplaced(job.state)) == (Phase.GATHERING, 1)
+
+
+def test_a_coordinator_that_follows_another_one_hears_all_agents_before_it_gives_out_workers(job):
+    """Else one that has room may be asked for what another has started."""
+    job.state = replace(job.state, contact=replace(job.state.contact, seats_from=1.0))
+    job.give(agent(THERE, offers=offers(8)), now=0.1)
+    job.give(agent(NODE, coming=PLAN.workers), now=0.2).give(Tick(), now=0.9)
+    assert job.asked == []
+    assert job.give(Tick(), now=1.0).asked == [(SPARE, THERE)]
+
+
+def test_who_was_asked_for_twice_is_here_once(job):
+    here, late = process_of(W00, 1), replace(process_of(W00, 2), node=THERE)
+    job.give(Hello(worker=W00, process=here), Started(worker=W00, process=late))
+    assert [each.node for each in job.tells if isinstance(each.command, Fence)] == [THERE]
+    job.give(Exited(worker=W00, process=late, status=-9))
+    assert job.state.roster.processes[W00] == here
+
+
+def process_there(worker):
+    return replace(process_of(worker, 1), node=THERE)

@@ -26,9 +26,16 @@ def test_a_pipeline_goes_onto_one_node_where_it_fits():
     assert survives(placement, where) == 2
 
 
-def test_room_is_filled_where_there_is_most():
+def test_room_is_filled_where_a_pipeline_fits():
     where = seat(grid(2, 2), {A: 1, B: 3})
-    assert where == {WorkerId(0, 0): B, WorkerId(0, 1): B, WorkerId(1, 0): A, WorkerId(1, 1): B}
+    assert sorted(node for worker, node in where.items() if worker.pipeline == 0) == [B, B]
+
+
+def test_where_one_node_has_room_for_all_the_others_are_used_as_well():
+    placement = grid(4, 2)
+    where = seat(placement, {A: 4, B: 16})
+    assert Counter(where.values()) == {A: 4, B: 4}
+    assert survives(placement, where) == 1
 
 
 def test_workers_change_places_where_a_layer_would_be_lost_with_a_node():

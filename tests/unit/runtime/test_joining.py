@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.launch.agents import _Places, this_node
 from holdfast.runtime.launch.briefing import Brief
 from holdfast.runtime.launch.directory import JOB_ID
-from holdfast.runtime.launch.joining import _enter, _read
+from holdfast.runtime.launch.joining import Joiner, JoinRequest, _read
 from holdfast.version import __version__
 
 SECRETS = ("00" * 32, "etcd://secret")
@@ -62,6 +62,11 @@ def test_nothing_secret_is_told(told):
     assert not [secret for secret in SECRETS if secret.encode() in told[1]]
 
 
+def entering():
+    """What looks about on this machine, once."""
+    return Joiner(request=JoinRequest(coordinator="127.0.0.1:1", token="t"), shared_s=0.0)._enter
+
+
 @pytest.mark.parametrize("change", [lambda brief: b"", lambda brief: brief[:-1], lambda brief: brief + b"?"])
 def test_what_cannot_be_read_is_said_to_be_of_another_version(told, change):
     with pytest.raises(ConfigError, match="expected the same version of it on every machine"):
@@ -69,24 +74,24 @@ def test_what_cannot_be_read_is_said_to_be_of_another_version(told, change):
 
 
 def test_where_the_directory_of_the_run_is_another_nobody_takes_part(told):
-    brief = _read(told[1])
+    brief, enter = _read(told[1]), entering()
     run_dir = brief.briefing.request.run_dir
     with pytest.raises(ConfigError, match="expected a directory that all machines share"):
-        _enter(brief)
+        enter(brief)
     run_dir.mkdir(parents=True)
     (run_dir / JOB_ID).write_text("another")
     with pytest.raises(ConfigError, match="expected a directory that all machines share"):
-        _enter(brief)
+        enter(brief)
     (run_dir / JOB_ID).write_text(told[0].job_id)
-    _enter(brief)
+    enter(brief)
 
 
 def test_the_folder_and_the_version_are_the_same_everywhere(told):
-    brief = _read(told[1])
+    brief, enter = _read(told[1]), entering()
     with pytest.raises(ConfigError, match="expected the same folder on every machine"):
-        _enter(replace(brief, folder="/nowhere"))
+        enter(replace(brief, folder="/nowhere"))
     with pytest.raises(ConfigError, match=f"run by Holdfast 0.0.0, this is {__version__}"):
-        _enter(replace(brief, holdfast="0.0.0"))
+        enter(replace(brief, holdfast="0.0.0"))
 
 
 def test_a_brief_with_more_in_it_is_refused(told):

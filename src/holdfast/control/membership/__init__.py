@@ -7,7 +7,7 @@ and import one way only, from what is decided first to what that ends in: pyproj
 from holdfast.control.membership.agreement import Forming, Restoring
 from holdfast.control.membership.blame import Exceptions
 from holdfast.control.membership.decision import decide, end
-from holdfast.control.membership.gathering import unplaced
+from holdfast.control.membership.gathering import HEARD_S, unplaced
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.recovering import plan_recovery, unplanned
 from holdfast.control.membership.roster import Contact, Roster
@@ -32,6 +32,7 @@ from holdfast.control.membership.vacancies import matched
 from holdfast.control.membership.watching import node_due
 
 __all__ = [
+    "HEARD_S",
     "AnswerPlanned",
     "Closed",
     "Contact",

@@ -27,8 +27,9 @@ from holdfast.control.membership.state import (
     prefixed,
 )
 from holdfast.control.membership.vacancies import answer_offers, ask, spawn
-from holdfast.control.messages import Attached, Expel, Hello, Started, StartWorker, Strike
+from holdfast.control.messages import Attached, BeginAnew, Expel, Hello, Started, StartWorker, Strike
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId, Process
 from holdfast.strategies.answers import resume
 
 __all__ = ["on_agent", "on_hello", "on_started"]
@@ -118,9 +119,15 @@ def _admit_spare(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
 
 
 def on_started(state: Membership, started: Started, now: float) -> Decision:
-    """The agent has started a process: from now on it is waited for, unless it is here already."""
-    if state.roster.processes.get(started.worker) == started.process:
+    """The agent has started a process: from now on it is waited for, unless it is here already.
+
+    Before the job has begun another one may be: it was asked for twice.
+    """
+    here = state.roster.processes.get(started.worker)
+    if here == started.process:
         return state, ()
+    if here is not None and state.phase is Phase.GATHERING:
+        return state, fence(started.worker, started.process)
     starting = state.vacancies.starting.begun(started, now)
     return replace(state, vacancies=replace(state.vacancies, starting=starting)), ()
 
@@ -132,13 +139,14 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return prefixed(told, on_agent(state, hello, now))
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
-    state, node = _heard(state, hello, now), hello.process.node
+    node = hello.process.node
+    state, hello, outputs = _without_left_over(state, hello)
+    state = _heard(state, hello, now)
     gone, roster = {exit_.process for exit_ in hello.exits}, state.roster
     lost = {worker: roster.processes.get(worker) for worker in sorted(roster.lost - roster.kept)}
-    left_over = [each for each in hello.started if _is_left_over(state, each)]
     for started in hello.started:
-        state, _ = (state, ()) if started in left_over else on_started(state, started, now)
-    outputs: tuple[Output, ...] = tuple(told for each in left_over for told in fence(each.worker, each.process))
+        state, told = on_started(state, started, now)
+        outputs += told
     outputs += tuple(
         told
         for worker, process in lost.items()
@@ -163,7 +171,7 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         for worker in sorted(unheard):
             state, told = ask(state, worker, node, first=True)
             outputs += told
-        return prefixed(outputs, gather(state))
+        return prefixed(outputs, gather(state, now))
     state = replace(state, roster=state.roster.not_awaiting(unheard))
     again = dict.fromkeys(sorted(unheard & to_fill(state)), node)
     state, spawned = spawn(state, again, again) if unheard else (state, ())
@@ -171,14 +179,38 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
-def _is_left_over(state: Membership, started: Started) -> bool:
-    """Whether nobody waits for a process any more: its node was held to be gone, and others have been asked since."""
-    worker, process = started.worker, started.process
+def _without_left_over(state: Membership, hello: Hello) -> tuple[Membership, Hello, tuple[Output, ...]]:
+    """What an agent's hello says of processes for which somebody waits; the others are ended.
+
+    Their node was held to be gone, and others have been asked since. If that is all it has, it may come as another one,
+    with all its room.
+    """
+    node, roster = hello.process.node, state.roster
+    left = [each for each in hello.started if _is_left_over(state, node, each.worker, each.process)]
+    ended = {each.worker for each in left}
+    asked = [worker for worker in hello.coming if worker in ended or _is_left_over(state, node, worker, None)]
+    lost = {roster.processes[worker] for worker in roster.lost - roster.kept if worker in roster.processes}
+    told: list[Output] = [output for each in left for output in fence(each.worker, each.process)]
+    if (left or asked or hello.started) and all(each in left or each.process in lost for each in hello.started):
+        told.append(Tell(to=None, node=node, command=BeginAnew(reason=f"node {node} was held to be gone")))
+    hello = msgspec.structs.replace(
+        hello,
+        started=tuple(each for each in hello.started if each not in left),
+        coming=tuple(worker for worker in hello.coming if worker not in asked),
+    )
+    return state, hello, tuple(told)
+
+
+def _is_left_over(state: Membership, node: NodeId, worker: WorkerId, process: Process | None) -> bool:
+    """Whether nobody waits for a worker on a node any more (of a process, if it is known)."""
     if process in state.vacancies.starting.spent:
         return True
-    last = state.roster.processes.get(worker)
-    elsewhere = last is not None and not last.node.shares_agent(process.node)
-    return elsewhere and worker not in state.roster.expected_of(process.node)
+    if worker in state.roster.expected_of(node):
+        return False
+    known = (state.roster.processes.get(worker), state.vacancies.starting.process_of(worker))
+    places = [each.node for each in known if each is not None]
+    places += [state.roster.where[worker]] if worker in state.roster.where else []
+    return bool(places) and not any(place.shares_agent(node) for place in places)
 
 
 def _heard(state: Membership, hello: Hello, now: float) -> Membership:

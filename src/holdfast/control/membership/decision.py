@@ -184,7 +184,7 @@ def _decide(
             return on_dormant(state, worker, dormant)
         case WorkerOffer(worker=worker, node=node):
             state = offered(state, Offer(worker, node))
-            return gather(state) if state.phase is Phase.GATHERING else answer_offers(state)
+            return gather(state, now) if state.phase is Phase.GATHERING else answer_offers(state)
         case Preempted():
             return on_preempted(state)
         case Strike(worker=worker):

@@ -12,15 +12,18 @@ from holdfast.core.nodes import NodeId
 from holdfast.core.seating import seat, survives
 from holdfast.telemetry.events import Notice
 
-__all__ = ["gather", "unplaced"]
+__all__ = ["HEARD_S", "gather", "unplaced"]
+
+HEARD_S = 1.0
+"""Within it agents have come back to a coordinator that was started again, and have said what they were asked for."""
 
 
-def gather(state: Membership) -> Decision:
+def gather(state: Membership, now: float) -> Decision:
     """Has workers started where agents have offered room for them, and all others once there is room for all.
 
     Spares come then, as far as there is room.
     """
-    if state.phase is not Phase.GATHERING:
+    if state.phase is not Phase.GATHERING or now < state.contact.seats_from:
         return state, ()
     here, known = state.contact.here, _known(state)
     beginning = (*state.grid.baseline.workers, *state.rules.first_spares)

@@ -49,10 +49,13 @@ def on_exited(state: Membership, worker: WorkerId, process: Process, status: int
     return on_lost(state, {worker: how})
 
 
-def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how: str) -> Decision:
+def on_no_show(
+    state: Membership, worker: WorkerId, process: Process | None, how: str, *, its_own: bool = True
+) -> Decision:
     """A process that was started (None: which is not known) does not come, or died early: another one is tried, once.
 
-    Not of a spare, which nobody waits for.
+    Not of a spare, which nobody waits for. ``its_own``: it is not known to have ended with its whole node; before the
+    job has begun these do not count.
     """
     if worker not in state.grid.baseline.workers:
         vacancies = replace(state.vacancies, starting=state.vacancies.starting.attached(worker))
@@ -62,7 +65,8 @@ def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how
     begun, failed = state.phase is not Phase.GATHERING, process in state.vacancies.starting.spent
     if failed or (begun and worker not in state.roster.expected):
         return state, ()
-    if worker in state.vacancies.starting.again:
+    counts = begun or its_own
+    if counts and worker in state.vacancies.starting.again:
         return _on_second_no_show(state, worker, how)
     roster, last = state.roster, process or state.roster.processes.get(worker)
     state = replace(
@@ -70,11 +74,12 @@ def on_no_show(state: Membership, worker: WorkerId, process: Process | None, how
         roster=roster if begun else replace(roster, processes=without(roster.processes, worker)),
         contact=state.contact.connected(worker),
         watch=forget(state.watch, (worker,)),
-        vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, process)),
+        vacancies=replace(state.vacancies, starting=state.vacancies.starting.failed(worker, process, counts=counts)),
     )
     node = roster.where.get(worker) if last is None else state.contact.agent_of(last)
     state, told = ask(state, worker, node, first=not begun)
-    return state, (notice(worker, f"was lost while starting ({how}); it is started again, once"), *told)
+    then = "it is started again, once" if counts else "it is started again where there is room"
+    return state, (notice(worker, f"was lost while starting ({how}); {then}"), *told)
 
 
 def _on_second_no_show(state: Membership, worker: WorkerId, how: str) -> Decision:

@@ -179,6 +179,7 @@ class Contact:
         agents: nodes whose agents have said, or are to say, what they have seen and started; since when each is missed,
             or None.
         reachable_since: since when one of them or another has had one; before that it was we who had none.
+        seats_from: when workers are first given to nodes: a coordinator that follows another one hears agents before.
         told_gone: nonces of processes whose loss, or leaving, a coordinator has told of whose decisions are lost.
     """
 
@@ -187,6 +188,7 @@ class Contact:
     reattach_until: float = 0.0
     agents: Mapping[NodeId, float | None] = field(default_factory=dict)
     reachable_since: float = 0.0
+    seats_from: float = 0.0
     told_gone: frozenset[str] = frozenset()
 
     @property

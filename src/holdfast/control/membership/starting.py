@@ -45,10 +45,13 @@ class Starting:
         """Returns it once a worker has attached."""
         return replace(self, since={each: at for each, at in self.since.items() if each != worker})
 
-    def failed(self, worker: WorkerId, process: Process | None) -> Starting:
-        """Returns it once a process is given up, if it is known which, and another one is started."""
+    def failed(self, worker: WorkerId, process: Process | None, *, counts: bool = True) -> Starting:
+        """Returns it once a process is given up, if it is known which, and another one is started.
+
+        ``counts``: it is the one that may fail.
+        """
         spent = self.spent if process is None else self.spent | {process}
-        return replace(self.attached(worker), again=self.again | {worker}, spent=spent)
+        return replace(self.attached(worker), again=self.again | {worker} if counts else self.again, spent=spent)
 
     def over(self, worker: WorkerId) -> Starting:
         """Returns it once a worker came, or is given up: the next time two may be tried again."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from holdfast.control.detection import deadlocked, forget, needed, overdue, pass_time, slow
 from holdfast.control.membership.ending import end_job
+from holdfast.control.membership.gathering import gather
 from holdfast.control.membership.losses import on_lost, on_no_show, on_overdue
 from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
 from holdfast.control.membership.state import (
@@ -105,7 +106,7 @@ def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
         if state.phase is Phase.ENDED:
             break
         process = state.vacancies.starting.process_of(worker)
-        state, more = on_no_show(state, worker, process, f"its node {node} is gone")
+        state, more = on_no_show(state, worker, process, f"its node {node} is gone", its_own=False)
         outputs += more
     return prefixed(said, (state, outputs))
 
@@ -165,7 +166,9 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
         return on_lost(state, given_up)
     if state.phase is not Phase.REATTACHING and (late := state.vacancies.starting.overdue(now)):
         return on_overdue(state, late)
-    if state.phase in (Phase.GATHERING, Phase.REATTACHING):
+    if state.phase is Phase.GATHERING:
+        return gather(state, now)
+    if state.phase is Phase.REATTACHING:
         return state, ()
     raised_at = now if state.doubts.raised_at is None else state.doubts.raised_at
     state = replace(state, doubts=replace(state.doubts, raised_at=raised_at if state.unjudged else None))

@@ -84,6 +84,7 @@ class Supervising:
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job here at once.
         on_progress: called after every step.
         socket: where the coordinator is reached; None: at its address.
+        may_begin_anew: whether it may come again as the agent of another node.
     """
 
     briefing: Briefing
@@ -99,6 +100,7 @@ class Supervising:
     notice_s: float = 0.0
     on_progress: Callable[[Progress], None] = lambda progress: None
     socket: str | None = None
+    may_begin_anew: bool = False
 
     def agent(self) -> NodeAgent:
         """Returns the agent; it is not connected yet."""
@@ -118,6 +120,7 @@ class Supervising:
             notice_s=self.notice_s,
             on_progress=self.on_progress,
             inbox=self.inbox,
+            may_begin_anew=self.may_begin_anew,
             checkpoint=briefing.resumed_from or 0,
         )
 
@@ -125,7 +128,7 @@ class Supervising:
         briefing, places = self.briefing, _Places()
 
         def spec_of(worker: WorkerId, nonce: str, begins: bool) -> object:
-            place = places.of(worker, group.running)
+            place = places.of(worker, group.running) % max(1, self.slots)
             return briefing.worker(worker, self.node_of(worker), nonce, begins=begins, place=place)
 
         group = WorkerGroup(

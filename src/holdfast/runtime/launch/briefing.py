@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,8 @@ class Briefing:
         job: the job, in which nothing is left open.
         probed: what its model and data are.
         planned: its plan.
-        token: of the job.
+        token: of this attempt at the job, made of ``invitation``.
+        invitation: the token that agents of other machines are given by people.
         job_id: tells this job's decisions and logs from those of all others.
         store: where the decisions are, as ``control/chain/opening.py`` takes it.
         deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
@@ -47,7 +48,8 @@ class Briefing:
     job: Job
     probed: Probed
     planned: JobPlans
-    token: str
+    token: str = field(repr=False)
+    invitation: str = field(default="", repr=False)
     job_id: str
     store: str
     deadline: float = math.inf
@@ -104,12 +106,13 @@ class Briefing:
             facts=self.probed.facts,
             resume=self.request.resume,
             brief=self._brief(),
+            invitation=self.invitation,
         )
 
     def _brief(self) -> bytes:
         """What agents of other machines are told: nothing that is secret, or this machine's own."""
         request = replace(self.request, run_dir=self.request.run_dir.absolute(), token="")
-        told = replace(self, request=request, token="", store="", host="", events=Path(), address="")
+        told = replace(self, request=request, token="", invitation="", store="", host="", events=Path(), address="")
         brief = Brief(holdfast=__version__, folder=os.getcwd(), boot=boot_id(), briefing=told)
         return msgspec.msgpack.encode(brief, enc_hook=str)
 

@@ -9,12 +9,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 
 from holdfast.config.job import Tls
-from holdfast.control.client import ask_brief
+from holdfast.control.client import NOBODY, ask_brief
 from holdfast.control.messages import Ended
+from holdfast.control.tls import check_tls
+from holdfast.control.token import REFUSAL, of_attempt
+from holdfast.core.nodes import NodeId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import make_private
@@ -23,11 +27,13 @@ from holdfast.runtime.launch.briefing import Brief, Briefing, boot_id
 from holdfast.runtime.launch.directory import JOB_ID
 from holdfast.runtime.launch.ending import await_scripts
 from holdfast.runtime.launch.ports import around_group
-from holdfast.runtime.node.entries import ARITHMETIC
+from holdfast.runtime.node.agent import BegunAnew, NodeAgent
+from holdfast.runtime.node.entries import FIT
 from holdfast.runtime.node.inbox import EventQueue
 from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.runtime.node.signals import Signals
 from holdfast.runtime.node.telling import Teller
+from holdfast.runtime.specs import Fit
 from holdfast.telemetry.events import Event, EventLog
 from holdfast.version import __version__
 
@@ -65,10 +71,12 @@ class Joiner:
     Attributes:
         request: what was asked for.
         on_event: called with what is worth a line.
+        shared_s: how long what was written on another machine may take to be seen here.
     """
 
     request: JoinRequest
     on_event: Callable[[Event], None] = lambda event: None
+    shared_s: float = 10.0
     _signals: Signals = field(default_factory=Signals)
     _teller: Teller = field(init=False)
 
@@ -87,54 +95,97 @@ class Joiner:
             Interrupted: a signal came.
         """
         prepare_process()
-        node = this_node(self.request.node)
         with self._signals.answered():
-            brief = self._ask()
-            _enter(brief)
-            briefing = self._own(brief, node.name)
-            with contextlib.ExitStack() as stack:
-                local = LocalProcesses(start_s=briefing.job.control.start_s, signals=self._signals, teller=self._teller)
-                stack.enter_context(contextlib.closing(local.awake))
-                stack.enter_context(local.running())
-                local.start_server()
-                _check_arithmetic(briefing, local)
-                keeps = briefing.events != briefing.request.events
-                log = EventLog(briefing.events, complain=self._teller.say_once, keeps=keeps)
-                stack.enter_context(contextlib.closing(log))
-                agent = Supervising(
-                    briefing=briefing,
-                    node=node,
-                    slots=self.request.slots,
-                    node_of=lambda worker: node,
-                    workers=local.children,
-                    around=around_group(briefing, log),
-                    local=local,
-                    log=log,
-                    inbox=EventQueue(),
-                    gone=lambda error: error,
-                ).agent()
-                room = f"room for {self.request.slots} workers" if self.request.slots > 1 else "room for one worker"
-                self._teller.say(f"node {node} takes part in job {briefing.job.name}, with {room}")
-                with agent.attached():
-                    ended = agent.follow()
-                if ended.outcome == "done" and briefing.job.loops:
-                    await_scripts(ended.members, agent.group.newest, local)
-                return ended
+            while True:
+                try:
+                    return self._take_part(self._ask(), this_node(self.request.node))
+                except BegunAnew as why:
+                    self._teller.say(f"{why}: its processes are ended, and it takes part anew")
+
+    def _take_part(self, brief: Brief, node: NodeId) -> Ended:
+        """Does so once; whatever it has started is gone when this returns or raises.
+
+        Raises:
+            BegunAnew: the coordinator wants another agent in our place, or another attempt at the job has begun.
+        """
+        self._enter(brief)
+        briefing = self._own(brief, node.name)
+        start_s, slots = briefing.job.control.start_s, self.request.slots
+        with contextlib.ExitStack() as stack:
+            local = LocalProcesses(start_s=start_s, signals=self._signals, teller=self._teller)
+            stack.enter_context(contextlib.closing(local.awake))
+            stack.enter_context(local.running())
+            local.start_server()
+            _check_fit(briefing, slots, local)
+            keeps = briefing.events != briefing.request.events
+            log = EventLog(briefing.events, complain=self._teller.say_once, keeps=keeps)
+            stack.enter_context(contextlib.closing(log))
+            agent = Supervising(
+                briefing=briefing,
+                node=node,
+                slots=slots,
+                node_of=lambda worker: node,
+                workers=local.children,
+                around=around_group(briefing, log),
+                local=local,
+                log=log,
+                inbox=EventQueue(),
+                gone=lambda error: error,
+                may_begin_anew=True,
+            ).agent()
+            room = f"room for {slots} workers" if slots > 1 else "room for one worker"
+            self._teller.say(f"node {node} takes part in job {briefing.job.name}, with {room}")
+            with agent.attached():
+                ended = _followed(agent)
+            if ended.outcome == "done" and briefing.job.loops:
+                await_scripts(ended.members, agent.group.newest, local)
+            return ended
 
     def _ask(self) -> Brief:
         """What the coordinator says of the job, once there is one."""
         request = self.request
         self._teller.prepare(f"waiting for the coordinator at {request.coordinator}")
         while True:
-            with contextlib.suppress(CoordinatorUnavailable):
+            try:
                 told = ask_brief(request.coordinator, request.token, request.tls)
+            except CoordinatorUnavailable as error:
+                if error.args and NOBODY not in str(error):
+                    self._teller.say_once(str(error), str(error))
+            else:
                 self._teller.prepared()
                 return _read(told)
-            until = time.monotonic() + _AGAIN_S
-            while time.monotonic() < until:
-                self._signals.check()
-                self._teller.remind()
-                time.sleep(LOOK_S)
+            self._pause(_AGAIN_S)
+
+    def _pause(self, seconds: float) -> None:
+        """Waits a little; a signal ends that."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._signals.check()
+            self._teller.remind()
+            time.sleep(LOOK_S)
+
+    def _enter(self, brief: Brief) -> None:
+        """Goes to where the job was begun; what it writes must be seen by all machines.
+
+        Raises:
+            ConfigError: that is not to be had here.
+        """
+        if brief.holdfast != __version__:
+            raise ConfigError(f"the job is run by Holdfast {brief.holdfast}, this is {__version__}; expected the same")
+        try:
+            os.chdir(brief.folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{brief.folder}, where the job was begun: {error.strerror}; expected the same folder on every machine"
+            ) from None
+        path, until = brief.briefing.request.run_dir / JOB_ID, time.monotonic() + self.shared_s
+        while _text_of(path) != brief.briefing.job_id:
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"--run-dir {path.parent}: is not that of the job on this machine; expected a directory that all "
+                    "machines share, since trained layers are written there"
+                )
+            self._pause(_AGAIN_S)
 
     def _own(self, brief: Brief, name: str) -> Briefing:
         """The briefing, with what is this machine's own.
@@ -149,12 +200,15 @@ class Joiner:
             make_private(folder)
             events = folder / events.name
         control = msgspec.structs.replace(briefing.job.control, tls=request.tls)
+        host = request.host or _address_towards(request.coordinator)
+        if request.tls is not None:
+            check_tls(request.tls, host)
         return replace(
             briefing,
             job=msgspec.structs.replace(briefing.job, control=control),
-            token=request.token,
+            token=of_attempt(request.token, briefing.job_id),
             address=request.coordinator,
-            host=request.host or _address_towards(request.coordinator),
+            host=host,
             events=events,
         )
 
@@ -170,47 +224,45 @@ def _read(told: bytes) -> Brief:
         ) from None
 
 
-def _enter(brief: Brief) -> None:
-    """Goes to where the job was begun; what it writes must be seen by all machines.
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _followed(agent: NodeAgent) -> Ended:
+    """Does what the coordinator says to the end of the job.
 
     Raises:
-        ConfigError: that is not to be had here.
+        BegunAnew: see NodeAgent.follow; or it knows us no more, as it is that of another attempt.
     """
-    if brief.holdfast != __version__:
-        raise ConfigError(f"the job is run by Holdfast {brief.holdfast}, this is {__version__}; expected the same")
     try:
-        os.chdir(brief.folder)
-    except OSError as error:
-        raise ConfigError(
-            f"{brief.folder}, where the job was begun: {error.strerror}; expected the same folder on every machine"
-        ) from None
-    path = brief.briefing.request.run_dir / JOB_ID
-    try:
-        known = path.read_text()
-    except OSError as error:
-        known = error.strerror or ""
-    if known != brief.briefing.job_id:
-        raise ConfigError(
-            f"--run-dir {path.parent}: is not that of the job on this machine; expected a directory that all machines "
-            "share, since trained layers are written there"
-        )
+        return agent.follow()
+    except ConfigError as error:
+        if REFUSAL not in str(error):
+            raise
+        raise BegunAnew("the job was begun anew") from None
 
 
-def _check_arithmetic(briefing: Briefing, local: LocalProcesses) -> None:
-    """Checks that workers here compute the bits that all others do.
+def _check_fit(briefing: Briefing, slots: int, local: LocalProcesses) -> None:
+    """Checks that workers here do what all others do.
 
     Raises:
-        ConfigError: they would not.
+        ConfigError: they would compute other bits, or run another script, or have no GPU each.
     """
-    job, theirs = briefing.job, briefing.probed.arithmetic
-    if job.train.numerics != "exact" or not theirs:
+    job, probed = briefing.job, briefing.probed
+    if not probed.arithmetic:
         return
-    ours = local.ask(ARITHMETIC, job, asking=Asking(limit_s=job.control.start_s))
-    if ours != theirs:
+    answer = local.ask(FIT, job, probed.facts.sources, asking=Asking(limit_s=job.control.start_s))
+    fit = msgspec.json.decode(answer, type=Fit)
+    if job.train.device == "cuda" and slots > fit.gpus:
+        raise ConfigError(f"--slots {slots}: {fit.gpus} GPUs are visible, and each worker is to have one of its own")
+    if job.train.numerics == "exact" and fit.arithmetic != probed.arithmetic:
         raise ConfigError(
-            f"this machine computes by {ours}; that where the job was begun by {theirs}: with train.numerics exact all "
-            "have to compute the same bits. Expected the same (ATEN_CPU_CAPABILITY, set everywhere, lowers the last "
-            "word to what all processors have)"
+            f"this machine computes by {fit.arithmetic}; that where the job was begun by {probed.arithmetic}: with "
+            "train.numerics exact all have to compute the same bits. Expected the same (ATEN_CPU_CAPABILITY, set "
+            "everywhere, lowers the last word to what all processors have)"
         )
 
 

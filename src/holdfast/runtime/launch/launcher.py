@@ -11,13 +11,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 
 from holdfast.config.job import Job
+from holdfast.config.load import is_loopback
 from holdfast.control.chain.opening import chain_of_run, try_store
 from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
+from holdfast.control.token import of_attempt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
@@ -140,6 +143,7 @@ class Launcher:
             told = (*_warned(findings), *_scheduled(findings), *self._on_resume(found), decision.chosen)
             self._teller.tell(log, _started(request), *told)
             last.callback(delete_logs, briefing)
+            _open_to_others(briefing)
             return self._train(briefing, ports_of(briefing, self._local.children, log, networks), log)
 
     @contextlib.contextmanager
@@ -183,11 +187,13 @@ class Launcher:
         job, control = self.request.job, self.request.job.control
         if self.request.emulate is not None:
             return emulated_probe(job, self.request.emulate)
-        entry, asking = PROBE, Asking(limit_s=control.start_s)
         if job.loops:  # its first item is loaded, compiled and run there
             limit_s = control.start_s + control.load_s + control.compile_s
-            entry, asking = SCRIPT_PROBE, Asking(limit_s=limit_s, overdue=_LATE_ITEM)
-        return msgspec.json.decode(self._local.ask(entry, job, asking=asking), type=Probed)
+            answer = self._local.ask(SCRIPT_PROBE, job, asking=Asking(limit_s=limit_s, overdue=_LATE_ITEM))
+        else:
+            here = max(1, min(self.request.begin_here, job.most_workers))
+            answer = self._local.ask(PROBE, job, here, asking=Asking(limit_s=control.start_s))
+        return msgspec.json.decode(answer, type=Probed)
 
     def _find(self, machine: Machine) -> tuple[RunRequest, Found | None]:
         """Finds the checkpoint to go on from, in a process of its own: that may take long, and Ctrl-C must work."""
@@ -225,7 +231,9 @@ class Launcher:
         agent = self._agent(briefing, ports, coordinators, log)
         with agent.attached():
             workers = briefing.planned.plan.workers
-            if not briefing.request.begin_elsewhere:  # else it is told for whom it waits
+            if elsewhere := briefing.request.begin_elsewhere:
+                self._teller.prepare(f"waiting for agents with room for {elsewhere} more workers")
+            else:
                 self._teller.prepare("starting workers", workers, len(workers))
             with self._library(briefing):
                 ended = agent.follow()
@@ -250,19 +258,18 @@ class Launcher:
         ).agent()
 
     def _invite(self, briefing: Briefing) -> None:
-        """Says how agents of other machines come, if they may, and leaves in the run directory what they need."""
+        """Says how agents of other machines come, if they may."""
         request = briefing.request
         if request.slots is None:
             return
-        write_private(request.run_dir / JOB_ID, briefing.job_id.encode())
         command = ["holdfast", "agent", "--coordinator", briefing.address]
         if not request.token:
-            path = request.run_dir.absolute() / TOKEN
-            write_private(path, briefing.token.encode())
-            command += ["--token-file", str(path)]
+            command += ["--token-file", str(request.run_dir.absolute() / TOKEN)]
         elsewhere = request.begin_elsewhere
         who = f"{elsewhere} of {request.job.num_workers} workers begin" if elsewhere else "workers can come"
-        self._teller.say(f"{who} on other machines, by: {shlex.join(command)} --slots N")
+        alone = is_loopback(request.job.control.host)
+        where = "elsewhere on this machine (--listen lets others in)" if alone else "on other machines"
+        self._teller.say(f"{who} {where}, by: {shlex.join(command)} --slots N")
 
     @contextlib.contextmanager
     def _library(self, briefing: Briefing) -> Iterator[None]:
@@ -290,6 +297,19 @@ class Launcher:
         return outcome
 
 
+def _open_to_others(briefing: Briefing) -> None:
+    """Leaves in the run directory what agents of other machines need, if they may come: before they can ask."""
+    request = briefing.request
+    if request.slots is None:
+        return
+    try:
+        write_private(request.run_dir / JOB_ID, briefing.job_id.encode())
+        if not request.token:
+            write_private(request.run_dir / TOKEN, briefing.invitation.encode())
+    except OSError as error:
+        raise ConfigError(f"--run-dir {request.run_dir}: cannot be written: {error.strerror}") from None
+
+
 def _started(request: RunRequest) -> JobStarted:
     return JobStarted(
         name=request.job.name,
@@ -315,18 +335,28 @@ def _scheduled(findings: PreflightFindings) -> Iterator[Event]:
 def _briefing(request: RunRequest, job: Job, machine: Machine, findings: PreflightFindings) -> Briefing:
     assert machine.probed is not None, "it was tried out"
     assert findings.planned is not None, "else there are errors"
+    invitation, job_id = request.token or _invitation(request.run_dir), secrets.token_hex(16)
     return Briefing(
         request=request,
         job=job,
         probed=machine.probed,
         planned=findings.planned,
-        token=request.token or secrets.token_hex(32),
-        job_id=secrets.token_hex(16),
+        token=of_attempt(invitation, job_id),
+        invitation=invitation,
+        job_id=job_id,
         store=_store(request),
         deadline=_deadline(request),
         host=job.control.host,
         events=request.events,
     )
+
+
+def _invitation(run_dir: Path) -> str:
+    """The token of attempts before this one, which agents may know, or one that nobody knows."""
+    with contextlib.suppress(OSError):
+        if known := (run_dir / TOKEN).read_text().strip():
+            return known
+    return secrets.token_hex(32)
 
 
 def _store(request: RunRequest) -> str:

@@ -26,6 +26,7 @@ from holdfast.control.coordinator import Committer, Coordinator, serve
 from holdfast.control.decider import Remarks
 from holdfast.control.detection import Watch
 from holdfast.control.membership import (
+    HEARD_S,
     Contact,
     Membership,
     Phase,
@@ -94,6 +95,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
             also=spec.socket,
             waits_for=waiting,
             brief=spec.brief,
+            invitation=spec.invitation,
             silent_s=control.silent_s,
         )
         os._exit(0 if asyncio.run(service) else _SUPERSEDED)
@@ -130,8 +132,13 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
     leading, stored, unknown = _recall(spec, waiting)
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     awake = AwakeClock()
-    reattach_until = awake() + spec.job.control.reattach_s
-    membership = _membership(spec, stored, reattach_until)
+    follows = spec.again or spec.job.control.coordinators > 1
+    membership = _membership(
+        spec,
+        stored,
+        reattach_until=awake() + spec.job.control.reattach_s,
+        seats_from=awake() + HEARD_S if follows else 0.0,
+    )
     if stored is None:  # this is the beginning, or what was decided is lost
         membership = replace(membership, contact=replace(membership.contact, told_gone=_told_gone(spec)))
     if unknown:
@@ -191,11 +198,13 @@ def _watch(control: Control) -> Watch:
     return Watch(limit_s=control.hang_s, load_s=control.load_s, compile_s=control.compile_s, beat_s=control.heartbeat_s)
 
 
-def _membership(spec: CoordinatorSpec, stored: StoredDecision | None, reattach_until: float) -> Membership:
+def _membership(
+    spec: CoordinatorSpec, stored: StoredDecision | None, *, reattach_until: float, seats_from: float
+) -> Membership:
     begins = Membership.before(
         spec.rules,
         spec.plan,
-        contact=Contact(reattach_until=reattach_until),
+        contact=Contact(reattach_until=reattach_until, seats_from=seats_from),
         vacancies=Vacancies(starting=Starting(limit_s=spec.job.control.start_s)),
         restoring=Restoring(restorable=_restorable(spec)),
         watch=_watch(spec.job.control),

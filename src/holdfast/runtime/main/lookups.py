@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from holdfast.config.job import Job
+from holdfast.config.job import Job, ScriptModel
 from holdfast.devices.named import arithmetic, choose, opened
 from holdfast.errors import (
     ConfigError,
@@ -23,31 +24,47 @@ from holdfast.optim.digest import digest_run
 from holdfast.runtime.engine.build import probe
 from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find
-from holdfast.runtime.specs import Probed, ResumeFrom
+from holdfast.runtime.specs import Fit, Probed, ResumeFrom, check_sources
 from holdfast.storage.checkpoints import Facts
 
-__all__ = ["answering", "run_arithmetic", "run_digest", "run_find", "run_probe", "run_script_probe"]
+__all__ = ["answering", "run_digest", "run_find", "run_fit", "run_probe", "run_script_probe"]
 
 
-def run_probe(job: Job, answer: Connection) -> None:
+def run_probe(job: Job, workers: int, answer: Connection) -> None:
     """Builds the model and opens the data once, so that bad input is found before any worker starts.
 
-    Sends ``ok`` and what was found, or ``error`` and what the user should change.
+    Sends ``ok`` and what was found, or ``error`` and what the user should change. ``workers``: that are to be here.
     """
     torch.set_num_threads(1)
-    answering(answer, lambda: msgspec.json.encode(_probed(job)).decode())
+    answering(answer, lambda: msgspec.json.encode(_probed(job, workers)).decode())
 
 
-def _probed(job: Job) -> Probed:
-    chosen, gpus = choose(job.train.device, job.most_workers)
+def _probed(job: Job, workers: int) -> Probed:
+    chosen, gpus = choose(job.train.device, workers)
     decided, device = job.on(chosen), opened(chosen, exact=job.train.numerics == "exact")
     probed = probe(decided, device)
     return replace(probed, job=None if decided == job else decided, gpus=gpus, arithmetic=arithmetic(device))
 
 
-def run_arithmetic(job: Job, answer: Connection) -> None:
-    """Sends ``ok`` and what this machine computes by."""
-    answering(answer, lambda: arithmetic(opened(job.train.device, exact=False)))
+def run_fit(job: Job, sources: Mapping[str, str], answer: Connection) -> None:
+    """Sends ``ok`` and what this machine has of what a job needs; ``error`` if its script is another one here."""
+    answering(answer, lambda: msgspec.json.encode(_fit(job, sources)).decode())
+
+
+def _fit(job: Job, sources: Mapping[str, str]) -> Fit:
+    if isinstance(job.model, ScriptModel):
+        check_sources(sources, _as_here(Path(job.model.path).resolve().parent, sources))
+    device, gpus = choose(job.train.device, 1)
+    return Fit(arithmetic=arithmetic(opened(device, exact=False)), gpus=len(gpus))
+
+
+def _as_here(folder: Path, sources: Mapping[str, str]) -> dict[str, str]:
+    """Digests of these files below a folder; of one that cannot be read, none that a file has."""
+    found = {}
+    for name in sources:
+        with contextlib.suppress(OSError):
+            found[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    return {name: found.get(name, "") for name in sources}
 
 
 def run_script_probe(job: Job, answer: Connection) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from holdfast.config.job import Tls
 from holdfast.control.client import ControlClient
 from holdfast.control.messages import (
+    BeginAnew,
     Command,
     Ended,
     Fence,
@@ -34,7 +35,11 @@ from holdfast.runtime.node.signals import ONE_NOTICE_S
 from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.events import EventLog, Notice, Retold
 
-__all__ = ["Line", "NodeAgent"]
+__all__ = ["BegunAnew", "Line", "NodeAgent"]
+
+
+class BegunAnew(Exception):
+    """What an agent has started is of no use any more; says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class Line:
     """
 
     address: str
-    token: str
+    token: str = field(repr=False)
     reattach_s: float
     tls: Tls | None
 
@@ -71,6 +76,7 @@ class NodeAgent:
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job at once.
         on_progress: called after every step.
         inbox: what is to be handled.
+        may_begin_anew: whether it may come again as the agent of another node.
         group: the node's workers.
         checkpoint: the newest that there is; 0 for none.
         last: the newest step that we heard of.
@@ -85,6 +91,7 @@ class NodeAgent:
     notice_s: float
     on_progress: Callable[[Progress], None]
     inbox: EventQueue
+    may_begin_anew: bool = False
     checkpoint: int = 0
     last: Progress | None = None
     group: WorkerGroup = field(init=False)
@@ -121,6 +128,7 @@ class NodeAgent:
         """Does what the coordinator says until it says how the job has ended.
 
         Raises:
+            BegunAnew: it may come again as the agent of another node; whatever it has started is of no use.
             ConfigError: the coordinator refuses us, or cannot be started again.
             InternalError: the job cannot go on.
             Interrupted: a signal came.
@@ -156,6 +164,8 @@ class NodeAgent:
                 raise item
             case Gathered() | Told() | Progress() | Fence() | Strike() | StartWorker() | Remark():
                 self._obey(item)
+            case BeginAnew(reason=reason) if self.may_begin_anew:
+                raise BegunAnew(reason)
             case act if callable(act):
                 act()
         return None

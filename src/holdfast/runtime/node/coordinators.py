@@ -68,7 +68,7 @@ class Coordinators:
 
     def _start(self, spec: CoordinatorSpec, limit_s: float) -> int:
         child, port = self.local.ask_and_keep(self.entry, spec, asking=Asking(limit_s=limit_s))
-        again = replace(spec, port=int(port))
+        again = replace(spec, port=int(port), again=True)
         threading.Thread(target=self._tell_end, args=(child, again), name="supervisor", daemon=True).start()
         return int(port)
 

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import Any
 
 __all__ = [
-    "ARITHMETIC",
     "COORDINATOR",
     "DIGEST",
     "FIND",
+    "FIT",
     "LIBRARY",
     "PROBE",
     "SCRIPT",
@@ -52,6 +52,6 @@ COORDINATOR = EntryPoint("coordinator", "holdfast.runtime.main.coordinator:run_c
 LIBRARY = EntryPoint("library", "holdfast.runtime.main.library:run_library")
 PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_probe")
 SCRIPT_PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_script_probe")
-ARITHMETIC = EntryPoint("probe", "holdfast.runtime.main.lookups:run_arithmetic")
+FIT = EntryPoint("probe", "holdfast.runtime.main.lookups:run_fit")
 FIND = EntryPoint("find", "holdfast.runtime.main.lookups:run_find")
 DIGEST = EntryPoint("digest", "holdfast.runtime.main.lookups:run_digest")
