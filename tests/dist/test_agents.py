@@ -26,7 +26,7 @@ from holdfast.telemetry.events import CoordinatorReady, Detected, Notice, StepOp
 pytestmark = pytest.mark.dist
 
 STEPS = "train.steps=80"
-LONGER = "train.steps=300"
+LONGER = "train.steps=260"
 """Whoever is asked to come has come by then: the longer that takes, the slower are steps."""
 
 
@@ -125,8 +125,8 @@ def processes_below(process):
 
 @needs_networks
 def test_nodes_die_and_come(apart, small, runs):
-    """Of three nodes, a pipeline each, one is killed and another cut off; a fourth has room for those lost first."""
-    options = ("--set", LONGER, "--set", "control.insecure=true", "--set", "control.reattach_s=4")
+    """Of three nodes, one is killed, and a fourth has room for its workers; another is cut off for a while."""
+    options = ("--set", LONGER, "--set", "control.insecure=true")
     apart.begin("coordinator", small, "--listen", apart.networks.hub.host, *options)
     killed, cut, last = (apart.join(2, node) for node in range(3))
     until(lambda: "starting workers" in apart.said("head"), apart.story, apart.head)
@@ -140,12 +140,13 @@ def test_nodes_die_and_come(apart, small, runs):
     assert {event.how for event in apart.events(Detected)} == {"its node node-0 is gone"}
     apart.came(min(event.worker for event in apart.events(Detected)))
     apart.networks.cut(1)
+    until(lambda: len({event.worker for event in apart.events(Detected)}) == 4, apart.story, apart.head)
+    apart.networks.heal(1)
+    until(lambda: "it takes part anew" in apart.said("node-1"), apart.story, apart.head)
     said = apart.end()
-    assert len({event.worker for event in apart.events(Detected)}) == 4
     assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
     check_executed(apart.run_dir)
-    assert [last.wait(LIMIT_S), spare.wait(LIMIT_S)] == [0, 0]
-    assert cut.wait(LIMIT_S) == 1, "there is no coordinator for it"
+    assert [each.wait(LIMIT_S) for each in (cut, last, spare)] == [0, 0, 0]
     assert any("any 2 of them may be lost" in event.text for event in apart.events(Notice))
 
 
@@ -218,6 +219,25 @@ def test_agents_end_with_their_workers_when_the_machine_of_the_coordinator_is_go
     assert agent.wait(LIMIT_S) == 1
     assert "coordinator at 127.0.0.1" in cluster.said("node-0")
     until(lambda: not any(process.is_running() for process in workers), "the end of its workers")
+
+
+def test_agents_take_part_in_the_next_attempt(cluster, small, runs):
+    """The machine where the job was begun dies; the same command goes on, and nobody is left of the attempt before."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    same = ("--listen", f"127.0.0.1:{port}", "--set", "checkpoint.every=2", "--resume", "auto")
+    cluster.begin("coordinator", small, *same)
+    agent = cluster.join(6, 0)
+    cluster.ran(10)
+    for process in (*processes_below(cluster.head), cluster.head):
+        process.kill()
+    cluster.head.wait(LIMIT_S)
+    cluster.begin("coordinator", small, *same)
+    said = cluster.end()
+    assert "went on from the checkpoint" in said
+    assert hashes(said) == runs.healthy("small", (STEPS,)).weights_sha256
+    assert agent.wait(LIMIT_S) == 0
+    assert "the job was begun anew" in cluster.said("node-0")
 
 
 def test_who_cannot_take_part_is_told_why(cluster, small):
