@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from holdfast.control.token import is_token
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
@@ -26,7 +27,6 @@ __all__ = [
 ]
 
 _LAST_PORT = 65_535
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
@@ -70,7 +70,7 @@ def token_from(path: str | None, environ: MutableMapping[str, str] = os.environ)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     token = text.strip()
-    if (token or path is not None) and not _TOKEN.fullmatch(token):
+    if (token or path is not None) and not is_token(token):
         raise ConfigError(f"{where}: holds no token; expected 16 to 200 letters, digits, '-' or '_'")
     return token
 

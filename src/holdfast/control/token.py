@@ -8,11 +8,12 @@ name only: whoever was expelled cannot speak as somebody else.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable
 
 from holdfast.core.ids import WorkerId
 
-__all__ = ["REFUSAL", "TOKEN_KEY", "bearer", "carries", "of_attempt", "pair_key", "share"]
+__all__ = ["REFUSAL", "TOKEN_KEY", "bearer", "carries", "is_token", "of_attempt", "pair_key", "share"]
 
 TOKEN_KEY = "holdfast-token"
 REFUSAL = "wrong or missing job token"
@@ -26,6 +27,11 @@ def carries(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> b
         (True, False)
     """
     return hmac.compare_digest(_given(metadata), token.encode())
+
+
+def is_token(text: str) -> bool:
+    """Returns whether this can be a token that people hand to agents: 16 to 200 letters, digits, '-' or '_'."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{16,200}", text, re.ASCII) is not None
 
 
 def of_attempt(token: str, job_id: str) -> str:

@@ -229,6 +229,21 @@ def test_what_is_left_on_a_node_that_was_held_to_be_gone_is_ended(job):
     assert W10 not in job.state.vacancies.starting.since
 
 
+def test_a_node_that_is_back_comes_anew_though_its_workers_have_ended_before(job):
+    """They were told first that they are none of ours."""
+    job.give(gone(THERE), *closed(W10, W11)).give(Tick(), now=WHOLE_NODE_S).agreed(2)
+    job.give(agent(THERE, exits=(died(W10), died(W11))))
+    assert job.to(BeginAnew) == [THERE]
+    assert job.give(agent(ELSEWHERE, exits=(died(W20),))).to(BeginAnew) == [], "it has never been away"
+
+
+def test_a_node_that_was_not_held_to_be_gone_goes_on(job):
+    """Though its worker was lost while it was away for a moment, and is to be started there again."""
+    job.give(died(W10), died(W11)).give(gone(THERE), now=5.0)
+    job.give(agent(THERE, exits=(died(W10), died(W11))), now=5.1)
+    assert job.to(BeginAnew) == []
+
+
 def test_one_that_was_on_its_way_on_a_node_that_is_back_does_not_keep_its_place_from_others(job):
     job.give(died(W10)).give(WorkerOffer(worker=W10, node=THERE))
     first, second = process(W10, 2, THERE), process(W10, 3, ELSEWHERE)

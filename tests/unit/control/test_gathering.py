@@ -6,7 +6,7 @@ import pytest
 from tests.processes import NODE, process_of
 from tests.unit.control.test_agents import ELSEWHERE, NODES, PLAN, THERE, W00, W01, W10, W11, W20, W21, Job, agent, gone
 
-from holdfast.control.membership import Phase, Tick, unplaced
+from holdfast.control.membership import Closed, Phase, Tick, unplaced
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
 from holdfast.control.messages import BeginAnew, Exited, Fence, Hello, Remark, Started, StartWorker, WorkerOffer
@@ -124,7 +124,10 @@ def test_nodes_may_be_lost_again_and_again_before_the_job_has_begun(job):
         node = NodeId(name=f"node-{number}", nonce=f"{number:016x}")
         job.give(agent(node, offers=offers(1)))
         (worker,) = [worker for worker, at in job.asked if at == node]
-        job.give(Started(worker=worker, process=replace(process_of(worker, 1), node=node)))
+        process = replace(process_of(worker, 1), node=node)
+        job.give(Started(worker=worker, process=process))
+        if number % 2:  # it has attached
+            job.give(Hello(worker=worker, process=process), Closed(worker=worker, process=process), now=5.0 * number)
         job.give(gone(node), now=5.0 * number).give(Tick(), now=5.0 * number + AGENT_ALONE_S)
         assert (job.state.phase, unplaced(job.state)) == (Phase.GATHERING, 1)
 

@@ -139,8 +139,11 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return prefixed(told, on_agent(state, hello, now))
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
-    node = hello.process.node
-    state, hello, outputs = _without_left_over(state, hello)
+    node, said = hello.process.node, hello
+    hello, outputs = _without_left_over(state, hello)
+    if anew := _is_of_no_use(state, said, hello):
+        hello = msgspec.structs.replace(hello, offers=())
+        outputs += (Tell(to=None, node=node, command=BeginAnew(reason=f"node {node} was held to be gone")),)
     state = _heard(state, hello, now)
     gone, roster = {exit_.process for exit_ in hello.exits}, state.roster
     lost = {worker: roster.processes.get(worker) for worker in sorted(roster.lost - roster.kept)}
@@ -157,7 +160,7 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         if state.roster.may_be(exit_.worker, exit_.process):
             state, more = on_exited(state, exit_.worker, exit_.process, exit_.status)
             outputs += untold(state, exit_, more)
-    if state.phase is Phase.ENDED:
+    if state.phase is Phase.ENDED or anew:
         return state, outputs
     asked = {
         each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, StartWorker)
@@ -179,26 +182,31 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
-def _without_left_over(state: Membership, hello: Hello) -> tuple[Membership, Hello, tuple[Output, ...]]:
-    """What an agent's hello says of processes for which somebody waits; the others are ended.
-
-    Their node was held to be gone, and others have been asked since. If that is all it has, it may come as another one,
-    with all its room.
-    """
+def _without_left_over(state: Membership, hello: Hello) -> tuple[Hello, tuple[Output, ...]]:
+    """What an agent's hello says of processes for which somebody waits; the others are ended."""
     node, roster = hello.process.node, state.roster
     left = [each for each in hello.started if _is_left_over(state, node, each.worker, each.process)]
-    ended = {each.worker for each in left}
-    asked = [worker for worker in hello.coming if worker in ended or _is_left_over(state, node, worker, None)]
     lost = {roster.processes[worker] for worker in roster.lost - roster.kept if worker in roster.processes}
-    told: list[Output] = [output for each in left for output in fence(each.worker, each.process)]
-    if (left or asked or hello.started) and all(each in left or each.process in lost for each in hello.started):
-        told.append(Tell(to=None, node=node, command=BeginAnew(reason=f"node {node} was held to be gone")))
+    ended = {each.worker for each in hello.started if each in left or each.process in lost}
+    asked = {worker for worker in hello.coming if worker in ended or _is_left_over(state, node, worker, None)}
     hello = msgspec.structs.replace(
         hello,
         started=tuple(each for each in hello.started if each not in left),
         coming=tuple(worker for worker in hello.coming if worker not in asked),
     )
-    return state, hello, tuple(told)
+    return hello, tuple(output for each in left for output in fence(each.worker, each.process))
+
+
+def _is_of_no_use(state: Membership, before: Hello, now: Hello) -> bool:
+    """Whether an agent that was held to be gone is back with nothing that anybody waits for.
+
+    ``before`` is what it said, ``now`` what is left of that.
+    """
+    known = any(node.shares_agent(before.process.node) for node in state.contact.agents)
+    if known or state.past_lost or not (before.started or before.coming or before.exits):
+        return False
+    lost = {state.roster.processes.get(worker) for worker in state.roster.lost - state.roster.kept}
+    return not now.coming and all(each.process in lost for each in now.started)
 
 
 def _is_left_over(state: Membership, node: NodeId, worker: WorkerId, process: Process | None) -> bool:

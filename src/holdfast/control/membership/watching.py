@@ -101,11 +101,14 @@ def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
     )
     text = "node {} is gone: its agent has lost its connection, and is not back"
     said = [Record(event=Notice(worker="coordinator", text=text.format(node))) for node in nodes]
+    if state.phase is Phase.GATHERING:  # who has attached by then begins elsewhere, too
+        here = {worker: node for worker, node in workers.items() if worker not in state.roster.spares}
+        workers, coming = {each: workers[each] for each in workers.keys() - here.keys()}, coming | here
     state, outputs = on_lost(state, {worker: f"its node {node} is gone" for worker, node in sorted(workers.items())})
     for worker, node in sorted(coming.items()):
         if state.phase is Phase.ENDED:
             break
-        process = state.vacancies.starting.process_of(worker)
+        process = state.vacancies.starting.process_of(worker) or state.roster.processes.get(worker)
         state, more = on_no_show(state, worker, process, f"its node {node} is gone", its_own=False)
         outputs += more
     return prefixed(said, (state, outputs))

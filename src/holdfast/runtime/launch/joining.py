@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import socket
@@ -39,6 +40,7 @@ from holdfast.version import __version__
 
 __all__ = ["Joiner", "JoinRequest"]
 
+_STALE = 9
 _AGAIN_S = 0.5
 """Between two times that nobody listens yet."""
 
@@ -96,9 +98,12 @@ class Joiner:
         """
         prepare_process()
         with self._signals.answered():
+            limit_s = math.inf
             while True:
+                brief = self._ask(limit_s)
+                limit_s = brief.briefing.job.control.reattach_s
                 try:
-                    return self._take_part(self._ask(), this_node(self.request.node))
+                    return self._take_part(brief, this_node(self.request.node))
                 except BegunAnew as why:
                     self._teller.say(f"{why}: its processes are ended, and it takes part anew")
 
@@ -141,9 +146,13 @@ class Joiner:
                 await_scripts(ended.members, agent.group.newest, local)
             return ended
 
-    def _ask(self) -> Brief:
-        """What the coordinator says of the job, once there is one."""
-        request = self.request
+    def _ask(self, limit_s: float) -> Brief:
+        """What the coordinator says of the job, once there is one.
+
+        Raises:
+            CoordinatorUnavailable: there was none for so long.
+        """
+        request, until = self.request, time.monotonic() + limit_s
         self._teller.prepare(f"waiting for the coordinator at {request.coordinator}")
         while True:
             try:
@@ -151,6 +160,8 @@ class Joiner:
             except CoordinatorUnavailable as error:
                 if error.args and NOBODY not in str(error):
                     self._teller.say_once(str(error), str(error))
+                if time.monotonic() > until:
+                    raise
             else:
                 self._teller.prepared()
                 return _read(told)
@@ -178,9 +189,10 @@ class Joiner:
             raise ConfigError(
                 f"{brief.folder}, where the job was begun: {error.strerror}; expected the same folder on every machine"
             ) from None
-        path, until = brief.briefing.request.run_dir / JOB_ID, time.monotonic() + self.shared_s
-        while _text_of(path) != brief.briefing.job_id:
-            if time.monotonic() > until:
+        path, began = brief.briefing.request.run_dir / JOB_ID, time.monotonic()
+        while (known := _text_of(path)) != brief.briefing.job_id:
+            stale = _STALE if known else 1  # one of an attempt before may be remembered for longer than that none is
+            if time.monotonic() > began + self.shared_s * stale:
                 raise ConfigError(
                     f"--run-dir {path.parent}: is not that of the job on this machine; expected a directory that all "
                     "machines share, since trained layers are written there"

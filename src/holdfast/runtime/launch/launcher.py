@@ -20,7 +20,7 @@ from holdfast.config.load import is_loopback
 from holdfast.control.chain.opening import chain_of_run, try_store
 from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
-from holdfast.control.token import of_attempt
+from holdfast.control.token import is_token, of_attempt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
@@ -353,8 +353,8 @@ def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Preflig
 
 def _invitation(run_dir: Path) -> str:
     """The token of attempts before this one, which agents may know, or one that nobody knows."""
-    with contextlib.suppress(OSError):
-        if known := (run_dir / TOKEN).read_text().strip():
+    with contextlib.suppress(OSError, UnicodeError):
+        if is_token(known := (run_dir / TOKEN).read_text().strip()):
             return known
     return secrets.token_hex(32)
 
