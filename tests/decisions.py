@@ -6,7 +6,7 @@ from contextlib import closing
 from tests.waiting import LIMIT_S
 
 from holdfast.control.chain.database import DatabaseChain
-from holdfast.control.chain.entry import Entry
+from holdfast.control.chain.entry import Entry, read_entry
 from holdfast.control.chain.leading import Stored, lead
 
 __all__ = ["as_read", "leading_in", "newest_in", "put_in", "taken"]
@@ -20,7 +20,7 @@ def as_read(decision):
 def newest_in(path):
     """The decision in force by a database; None if nothing was decided."""
     with closing(DatabaseChain(path)) as chain:
-        return [None, *(entry.decision for entry in chain.entries())][-1]
+        return [None, *(read_entry(body, str(path)).decision for body in chain.bodies())][-1]
 
 
 def leading_in(path, job="", since=None):

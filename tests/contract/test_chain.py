@@ -223,3 +223,10 @@ def test_an_entry_that_is_seen_and_cannot_be_read_yet_is_asked_for_again(tmp_pat
         reads.put(1, b"theirs")
     assert not reads.put(1, b"theirs")
     assert reads.said() is None, "no sign is no error"
+
+
+def test_what_is_kept_is_read_in_order_the_newest_last(chain):
+    bodies = [f"entry {number}".encode() for number in range(1, 4)]
+    for number, body in enumerate(bodies, start=1):
+        assert chain.put(number, body)
+    assert list(chain.bodies()) in (bodies, bodies[-1:])

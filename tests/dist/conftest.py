@@ -19,11 +19,12 @@ import pytest
 import torch
 
 from holdfast import Fault, Job, Summary, parse_job, train
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
 from holdfast.optim.digest import load_layer
+from holdfast.runtime.launch.directory import decisions_of
 from holdfast.telemetry.events import Agreed, CoordinatorReady, StepOps, read_events
 from holdfast.telemetry.report import FATAL_KINDS, RunReport, report
 
@@ -285,7 +286,7 @@ def check_executed(run_dir: Path) -> None:
 
 def stored_plans(run_dir: Path) -> dict:
     """The plans of all generations, as the coordinator stored them before it sent them."""
-    return plans_in(run_dir / "control.db")
+    return plans_in(decisions_of(run_dir))
 
 
 class Absence:

@@ -20,6 +20,7 @@ from tests.waiting import LIMIT_S, until
 from holdfast import parse_job
 from holdfast.config.load import dump_job
 from holdfast.control.certificates import make_certificates
+from holdfast.optim.digest import digest_run
 from holdfast.runtime.isolation import Networks
 from holdfast.telemetry.events import CoordinatorReady, Detected, Notice, StepOps, Synced, WorkerReady, read_events
 
@@ -208,8 +209,12 @@ def test_a_script_runs_on_several_nodes(cluster, runs):
         assert hashes(said) == hashes(alone.end())
 
 
-def test_agents_end_with_their_workers_when_the_machine_of_the_coordinator_is_gone(cluster, small):
-    cluster.begin("coordinator", small, "--set", "control.reattach_s=2")
+ALONE = ("--set", "control.store=sqlite")
+"""No coordinator stands by."""
+
+
+def test_agents_end_with_their_workers_when_the_machine_of_the_only_coordinator_is_gone(cluster, small):
+    cluster.begin("coordinator", small, *ALONE, "--set", "control.reattach_s=2")
     agent = cluster.join(6, 0)
     cluster.ran(3)
     workers = processes_below(agent)
@@ -225,7 +230,7 @@ def test_agents_take_part_in_the_next_attempt(cluster, small, runs):
     """The machine where the job was begun dies; the same command goes on, and nobody is left of the attempt before."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    same = ("--listen", f"127.0.0.1:{port}", "--set", "checkpoint.every=2", "--resume", "auto")
+    same = ("--listen", f"127.0.0.1:{port}", *ALONE, "--set", "checkpoint.every=2", "--resume", "auto")
     cluster.begin("coordinator", small, *same)
     agent = cluster.join(6, 0)
     cluster.ran(10)
@@ -264,3 +269,20 @@ def test_a_machine_that_computes_other_bits_is_refused(cluster, small, monkeypat
     other = cluster.join(6, 0)
     assert other.wait(LIMIT_S) == 2
     assert "all have to compute the same bits" in cluster.said("node-0")
+
+
+@needs_networks
+def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
+    """Its coordinator and two workers with it: another one leads, on a node with room for the two."""
+    options = ("--set", LONGER, "--set", "control.insecure=true")
+    apart.begin("train", small, "--listen", apart.networks.hub.host, "--slots", 2, *options)
+    agents = [apart.join(slots, node) for node, slots in enumerate((2, 4))]
+    for name in ("node-0", "node-1"):
+        until(lambda name=name: "a coordinator stands by at" in apart.said(name), apart.story, apart.head)
+    apart.ran(3)
+    for process in (*processes_below(apart.head), apart.head):
+        process.kill()
+    assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
+    assert digest_run(apart.run_dir / "final").weights_sha256 == runs.healthy("small", (LONGER,)).weights_sha256
+    lost = {event.worker for event in apart.events(Detected)}
+    assert len(lost) == 2

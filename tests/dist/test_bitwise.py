@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.soak import some
 
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.errors import StateUnavailable
 from holdfast.optim.digest import load_layer

@@ -12,7 +12,7 @@ import pytest
 from tests.decisions import newest_in, put_in
 from tests.soak import some
 
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, HandingOver, Reattached, StepOps, Synced, read_events

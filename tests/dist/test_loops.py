@@ -21,7 +21,7 @@ from tests.soak import some
 from tests.waiting import LIMIT_S
 
 from holdfast import Fault, train
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.errors import ConfigError, HoldfastError, ProgramFailed, StateUnavailable
 from holdfast.telemetry.events import Agreed, FaultInjected, Notice, StepOmitted, StepOps, WorkerReady, read_events
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from tests.soak import some
 
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.errors import ConfigError
 from holdfast.runtime.node.forks import is_gone
 from holdfast.telemetry.events import HandingOver, Notice, Synced, WorkerReady, read_events

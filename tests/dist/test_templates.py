@@ -9,7 +9,7 @@ import pytest
 from tests.soak import some
 
 from holdfast.config.profiles import save_profile
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import lacking
 from holdfast.core.profile import uniform_profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.ids import WorkerId
 from holdfast.telemetry.events import Synced, read_events
 

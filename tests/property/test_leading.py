@@ -95,7 +95,7 @@ def test_one_history_whoever_believes_to_lead(moves):
                 own = firsts.setdefault(known[1], one.leading.first)
                 later = [first for first in firsts.values() if first > own]
                 assert known[0] < min(later, default=known[0] + 1), "who was superseded decides nothing more"
-        entries = dict(enumerate(chain.entries(), start=1))
+        entries = dict(enumerate(map(Entry.decoded, chain.bodies()), start=1))
         for number, by, decided in told:
             assert (entries[number].by, entries[number].decision) == (by, decided), "what was told is there for ever"
         assert len({number for number, _, _ in told}) == len(told)

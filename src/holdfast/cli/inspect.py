@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.cli.following import follow, tell_underway
 from holdfast.cli.ways_shown import tell_technique, tell_way, tell_way_in_full
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.plan import Plan
 from holdfast.drawing.run import run_to_svg
 from holdfast.drawing.run_text import run_to_text
@@ -18,6 +18,7 @@ from holdfast.drawing.step import step_to_svg
 from holdfast.errors import ConfigError, StorageError, place_of
 from holdfast.parsing import parsing
 from holdfast.plain import one_line
+from holdfast.runtime.launch.directory import decisions_of
 from holdfast.runtime.rundir import attempts, owner
 from holdfast.telemetry.events import (
     Agreed,
@@ -204,11 +205,10 @@ def _plans(run_dir: Path) -> dict[int, Plan]:
     Raises:
         ConfigError: the run kept its decisions elsewhere.
     """
-    path = run_dir / "control.db"
-    if not path.is_file():
+    if (url := decisions_of(run_dir)) is None:
         raise ConfigError(f"{run_dir}: has no control.db, so its plans are not known (kept elsewhere, or simulated)")
     try:
-        return plans_in(path)
+        return plans_in(url)
     except StorageError as error:
         raise ConfigError(str(error)) from None
 

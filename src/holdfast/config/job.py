@@ -639,9 +639,10 @@ class Control(_Plain, frozen=True, kw_only=True):
         insecure: a ``host`` other than this machine's own may be used without ``tls``, though the job's token travels
             in the clear.
         store: where decisions are kept: ``sqlite`` (in the run directory); or, so that several coordinators see them,
-            ``etcd://HOST:PORT[/PREFIX]``, an absolute folder, or ``s3://BUCKET/PREFIX``.
+            ``etcd://HOST:PORT[/PREFIX]``, an absolute folder, or ``s3://BUCKET/PREFIX``. ``auto``: ``sqlite``, or with
+            agents of other machines the folder ``decisions`` of the run directory, which all of them see.
         coordinators: how many, of which one leads and the others stand by; more than one needs a ``store`` that all
-            see.
+            see. Agents of other machines have one each, as far as that goes. 0: three with such agents, else one.
         outside_s: how long a script may be outside of its loop, between two steps.
     """
 
@@ -659,8 +660,8 @@ class Control(_Plain, frozen=True, kw_only=True):
     restart_window_s: PositiveFloat = 10.0
     tls: Tls | None = None
     insecure: bool = False
-    store: str = "sqlite"
-    coordinators: Positive = 1
+    store: str = "auto"
+    coordinators: Annotated[int, msgspec.Meta(ge=0)] = 0
     outside_s: PositiveFloat = 3600.0
 
 

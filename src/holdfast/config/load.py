@@ -323,11 +323,6 @@ def _check(job: Job, source: str) -> None:
         raise ConfigError(f"{source}: data.context: this model says it itself; expected model.context")
     if complaint := _wrong_optimizer(job.optimizer):
         raise ConfigError(f"{source}: optimizer.{complaint}")
-    if job.control.coordinators > 1 and (job.control.store == "sqlite" or job.control.port):
-        raise ConfigError(
-            f"{source}: control.coordinators: {job.control.coordinators} need a control.store that others see: "
-            "etcd://HOST:PORT, a shared folder or s3://BUCKET/PREFIX; and control.port: 0"
-        )
     if job.control.hang_s < 3 * job.control.heartbeat_s:
         raise ConfigError(
             f"{source}: control.hang_s: {job.control.hang_s:g} s without a sign of life say nothing where workers give "

@@ -15,6 +15,7 @@ from holdfast.config.job import Tls
 from holdfast.control.coordinator import BRIEF, METHOD, SERVICE
 from holdfast.control.messages import (
     Command,
+    CoordinatorsAt,
     Dormant,
     Exited,
     Failure,
@@ -70,7 +71,8 @@ class ControlClient:
     may be lost.
 
     Args:
-        address: ``host:port``; several, joined by commas, are tried in turn until one of them leads.
+        address: ``host:port``; several, joined by commas, are tried in turn until one of them leads. Whoever leads may
+            tell of others.
         token: the job's token.
         hello: makes what a stream begins with; called in the reading thread.
         on_command: called in the reading thread with every command.
@@ -79,6 +81,8 @@ class ControlClient:
         reattach_s: seconds without a coordinator after which it is given up.
         clock: seconds that this process has run: none are held against the coordinator while we were stopped.
         tls: certificates; None connects in the clear.
+        impatient: whether another coordinator may lead, so that one that is silent is soon given up.
+        on_pulse: called in the reading thread with every sign of life that says nothing.
     """
 
     def __init__(
@@ -92,12 +96,15 @@ class ControlClient:
         reattach_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         tls: Tls | None = None,
+        impatient: bool = False,
+        on_pulse: Callable[[], None] = lambda: None,
     ) -> None:
-        private = address.startswith("unix:")  # a socket in a folder that keeps others out
-        self._credentials = channel_credentials(tls) if tls and not private else None
+        self._tls = channel_credentials(tls) if tls else None
         self._addresses = deque(address.split(","))
         # A leader that is stopped closes no connection either; where another one may lead, we look for it soon.
-        self._options = [*{**dict(_OPTIONS), **(_IMPATIENT if len(self._addresses) > 1 else {})}.items()]
+        impatient = impatient or len(self._addresses) > 1
+        self._options = [*{**dict(_OPTIONS), **(_IMPATIENT if impatient else {})}.items()]
+        self._on_pulse = on_pulse
         self._token = token
         self._hello = hello
         self._on_command = on_command
@@ -149,7 +156,7 @@ class ControlClient:
 
     def _attend(self) -> Problem:
         """Keeps one stream to its end; returns why it ended, None if the coordinator ended it in good order."""
-        with self._channel() as channel:
+        with _opened(self._address, self._tls, self._options) as channel:
             attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             outgoing = self._outbox.open(lambda: self._last_words or self._hello())
             self._heard = False
@@ -157,10 +164,9 @@ class ControlClient:
                 for data in attach(outgoing, metadata=((TOKEN_KEY, self._token),)):
                     self._heard = True
                     for command in map(decode_command, unpack(data)):
-                        if not isinstance(command, Pulse):  # that it has come is all there is to it
-                            self._on_command(command)
+                        self._take(command)
             except grpc.RpcError as error:
-                return self._explain(error)
+                return _explained(self._address, error)
             except (msgspec.ValidationError, msgspec.DecodeError, OSError) as error:
                 return CoordinatorUnavailable(f"coordinator at {self._address}: {type(error).__name__}: {error}")
             finally:
@@ -169,12 +175,23 @@ class ControlClient:
                     self._away_since = self._clock()
         return None
 
+    def _take(self, command: Command) -> None:
+        match command:
+            case Pulse():
+                self._on_pulse()
+            case CoordinatorsAt(addresses=addresses):  # by that which we have one is reached, whatever its name
+                self._addresses = deque(dict.fromkeys((self._address, *addresses)))
+            case _:
+                self._on_command(command)
+
+    @property
+    def addresses(self) -> str:
+        """Where there are coordinators, joined by commas; that which is spoken to, or tried, first."""
+        return ",".join(self._addresses)
+
     @property
     def _address(self) -> str:
         return self._addresses[0]
-
-    def _channel(self) -> grpc.Channel:
-        return _opened(self._address, self._credentials, self._options)
 
     def _await_listener(self) -> bool:
         """Waits until somebody listens: asked cheaply, as each attempt of gRPC costs milliseconds of processor time."""
@@ -188,9 +205,6 @@ class ControlClient:
             if _listens(self._address):
                 return True
         return False
-
-    def _explain(self, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:
-        return _explained(self._address, error)
 
 
 def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
@@ -224,7 +238,8 @@ def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
 def _opened(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
 ) -> grpc.Channel:
-    if credentials is None:
+    """Opens a channel; a socket in a folder that keeps others out is in the clear."""
+    if credentials is None or address.startswith("unix:"):
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, credentials, options=options)
 

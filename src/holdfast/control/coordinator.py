@@ -44,6 +44,8 @@ from holdfast.control.messages import (
     Install,
     Message,
     Pulse,
+    StandBy,
+    StandingBy,
     decode_message,
     encode,
     may_say,
@@ -51,6 +53,7 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.peer_directory import PeerDirectory
+from holdfast.control.standbys import Standbys
 from holdfast.control.token import bearer
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
@@ -135,6 +138,7 @@ class Coordinator:
         advisers: who may know of better plans than those made at once.
         remarks: passed on to the agent; None: nobody makes any.
         directory: tells workers of each other; None: they find each other without us.
+        standbys: which other coordinators there are, and are to be.
     """
 
     def __init__(
@@ -150,6 +154,7 @@ class Coordinator:
         advisers: tuple[Adviser, ...] = (),
         remarks: Remarks | None = None,
         directory: PeerDirectory | None = None,
+        standbys: Standbys | None = None,
     ) -> None:
         self.decider = Decider(
             membership=membership,
@@ -165,6 +170,7 @@ class Coordinator:
         self._committer = committer
         self._advisers = advisers
         self._directory = directory
+        self._standbys = Standbys(1) if standbys is None else standbys
         self._queues: dict[_Peer, _Queue] = {}
         self._agents: dict[Process, bool] = {}
         """Those that have attached, and whether they have a stream now."""
@@ -288,6 +294,7 @@ class Coordinator:
         for process in [each for each, here in self._agents.items() if not here and each.node not in known]:
             del self._agents[process], self._queues[None, process]
         self._know_agents()
+        self._standbys.only(self._agents)
 
     def _know_agents(self) -> None:
         """Notes whether all agents that have attached have a stream, if there are any."""
@@ -311,7 +318,9 @@ class Coordinator:
         queue = self._queue_of(peer)
         if self._directory is not None and isinstance(hello, Hello):
             self._directory.heard(hello)
-        self._take(first)
+        if self._standbys.at.addresses:
+            queue.put_nowait(self._standbys.at)
+        self._hear(first)
         reader = asyncio.create_task(self._read(request, peer, queue))
         try:
             end: _End | None = None
@@ -336,13 +345,26 @@ class Coordinator:
                 messages = [decode_message(each) for each in unpack(data)]
                 if self._queues.get(peer) is not queue or not self._all_its_own(peer, messages):
                     return
-                self._take(messages)
+                self._hear(messages)
         except (grpc.RpcError, grpc.aio.UsageError, msgspec.ValidationError, msgspec.DecodeError):
             pass
         finally:  # also when gRPC ends the call from its side
             queue.put_nowait(_End.DONE)
             if self._queues.get(peer) is queue:  # no newer stream
                 self._on_gone(peer)
+
+    def _hear(self, messages: Sequence[Message]) -> None:
+        for each in messages:
+            if isinstance(each, StandingBy) or (isinstance(each, Hello) and each.worker is None):
+                self._standbys.heard(each)
+                self._tell_where()
+        self._take([each for each in messages if not isinstance(each, StandingBy)])
+
+    def _tell_where(self) -> None:
+        """Tells everybody where all coordinators are, once all agents have said where theirs are."""
+        if self._all_back() and (news := self._standbys.news()) is not None:
+            for queue in self._queues.values():
+                queue.put_nowait(news)
 
     def _all_its_own(self, peer: _Peer, messages: Sequence[Message]) -> bool:
         """Whether a peer speaks for nobody but itself; says so in the log if not."""
@@ -396,6 +418,7 @@ class Coordinator:
         while not self._goodbye.is_set():
             await _set_within(self._goodbye, TICK_S)
             self._pulse()
+            self._keep_standbys()
             decider.pass_time()
             self._part_if_over()
             self._keep_planning()
@@ -407,11 +430,19 @@ class Coordinator:
         return True
 
     def _pulse(self) -> None:
-        """Sends agents something, so that the host of one that acknowledges nothing is noticed."""
+        """Sends agents something, so that the host of one that acknowledges nothing is noticed, as ours is by them."""
+        home = self.decider.membership.contact.home
         for process, here in self._agents.items():
             queue = self._queues[None, process]
-            if here and queue.empty():
+            if here and queue.empty() and not (home is not None and process.node.shares_agent(home)):
                 queue.put_nowait(Pulse())
+
+    def _keep_standbys(self) -> None:
+        """Has coordinators started where there are none, as many as there are to be; behind a loss, too."""
+        if self._all_back():
+            for process in self._standbys.to_ask([process for process, here in self._agents.items() if here]):
+                self._tell((None, process), StandBy())
+        self._tell_where()
 
     def _all_back(self) -> bool:
         """Whether all agents have attached that the coordinator before us knew of, if they are not held to be gone."""

@@ -33,6 +33,7 @@ __all__ = [
     "CaughtUp",
     "Command",
     "Computed",
+    "CoordinatorsAt",
     "Ended",
     "Exited",
     "Expel",
@@ -66,6 +67,8 @@ __all__ = [
     "ShardFailed",
     "ShardWritten",
     "Shutdown",
+    "StandBy",
+    "StandingBy",
     "StartWorker",
     "Started",
     "StateAt",
@@ -152,7 +155,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     to compute nothing; ``raised``: why it has stopped; ``strikes``: faults that the agent is to carry out for it.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
     yet taken up; ``coming`` the workers whose newest process was started on demand, and lives; ``started`` the
-    processes that live; ``preempted``: see Preempted.
+    processes that live; ``preempted``: see Preempted; ``coordinators``: the addresses of those that it has started.
     """
 
     worker: WorkerId | None
@@ -172,6 +175,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     coming: tuple[WorkerId, ...] = ()
     started: tuple[Started, ...] = ()
     preempted: bool = False
+    coordinators: tuple[str, ...] = ()
 
 
 class CommitVote(_Wire, frozen=True, kw_only=True):
@@ -462,6 +466,13 @@ class NodeLost(_Wire, frozen=True, tag=True, kw_only=True):
     workers: tuple[WorkerId, ...]
 
 
+class StandingBy(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent was told to start a coordinator, and it listens at ``address``; "": none could be started."""
+
+    process: Process
+    address: str
+
+
 # From the coordinator.
 
 
@@ -598,6 +609,16 @@ class BeginAnew(_Wire, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class StandBy(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: start a coordinator that stands by; StandingBy follows."""
+
+
+class CoordinatorsAt(_Wire, frozen=True, tag=True, kw_only=True):
+    """Where all coordinators of the job listen, whichever of them leads."""
+
+    addresses: tuple[str, ...]
+
+
 class Pulse(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: says nothing. Its host acknowledges what comes a few times a second, or is known to be gone."""
 
@@ -706,6 +727,7 @@ Message = (
     | Started
     | Exited
     | NodeLost
+    | StandingBy
 )
 Command = (
     Attached
@@ -720,6 +742,8 @@ Command = (
     | Shutdown
     | Progress
     | BeginAnew
+    | StandBy
+    | CoordinatorsAt
     | Pulse
     | Fence
     | StartWorker
@@ -779,6 +803,8 @@ def may_say(worker: WorkerId | None, process: Process | None, message: Message) 
     match message:
         case Started(process=its) | Exited(process=its):
             return worker is None and process is not None and its.node.shares_agent(process.node)
+        case StandingBy(process=its):
+            return worker is None and process == its
         case WorkerOffer(node=node):
             return worker is None and process is not None and node == process.node
         case NodeLost() | Preempted():

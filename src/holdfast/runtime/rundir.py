@@ -5,7 +5,7 @@ of its own and each folder of ``attempts`` can be inspected like a run directory
 
     runs/gpt/attempts/0001/job.yaml, events.jsonl, control.db, ...
     runs/gpt/job.yaml, events.jsonl, control.db, summary.json, final/
-    runs/gpt/checkpoints/
+    runs/gpt/checkpoints/, decisions/
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class RunDirLock:
 
     def _check_no_strangers(self) -> None:
         """An empty directory, or one with checkpoints only, is the beginning of a run."""
-        if any(path.name not in (*_BEGUN, "checkpoints") for path in self._run_dir.iterdir()):
+        if any(path.name not in (*_BEGUN, "checkpoints", "decisions") for path in self._run_dir.iterdir()):
             raise ConfigError(
                 f"--run-dir {self._run_dir}: is not empty and holds no run; choose a new directory, nothing was "
                 "overwritten"

@@ -177,6 +177,8 @@ class CoordinatorSpec:
         brief: what agents of other machines are told of the job, unread.
         invitation: the token by which they may ask for it.
         again: whether there was a coordinator of this job before.
+        node: the node that it is on.
+        heard: a file that is touched whenever that node's agent hears of who leads; None: by its store alone one knows.
         around: each is called with the coordinator's :class:`holdfast.control.decider.Decider` before that decides,
             and puts something around its ports; none but in a job that is built to be struck.
     """
@@ -197,6 +199,8 @@ class CoordinatorSpec:
     brief: bytes = b""
     invitation: str = ""
     again: bool = False
+    node: NodeId | None = None
+    heard: str | None = None
     around: tuple[Callable[[Any], None], ...] = ()
 
 

@@ -8,7 +8,7 @@ from tests.unit.control.decided import DecidedJob
 
 from holdfast.control.membership import Closed, Phase, Restoring, Tell, Tick, decide, node_due
 from holdfast.control.membership.starting import Offer
-from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
+from holdfast.control.membership.watching import AGENT_ALONE_S, BACK_S, WHOLE_NODE_S
 from holdfast.control.messages import (
     BeginAnew,
     Exited,
@@ -277,15 +277,87 @@ def test_parts_of_one_machine_have_one_agent(job):
     assert "its node here is gone" in {event.how for event in job.recorded if isinstance(event, Detected)}
 
 
-def test_the_next_coordinator_knows_who_was_asked_and_waits_for_each_agent_as_long_as_for_workers(job):
+def test_the_next_coordinator_knows_who_was_asked_and_asks_another_for_whom_a_lost_node_was(job):
     job.give(died(W10)).give(WorkerOffer(worker=W10, node=ELSEWHERE))
     job.restarted()
     assert (dict(job.state.roster.where), job.state.contact.here) == ({W10: ELSEWHERE}, ())
     back = [W00, W01, W11]
     job.give(agent(NODE), agent(THERE), *(Hello(worker=w, process=process(w), generation=2) for w in back), now=1.0)
     assert job.asked == []
-    assert node_due(job.state) == 60.0 + AGENT_ALONE_S
-    job.give(Tick(), now=60.0)
+    assert node_due(job.state) == 1.0 + BACK_S
+    job.give(Tick(), now=1.0 + BACK_S)
     assert job.state.roster.lost == {W10, W20, W21}
-    job.give(Tick(), now=60.0 + AGENT_ALONE_S)
     assert job.asked == [(W10, THERE)], "it has one worker, and the other two"
+
+
+def alone(job, **known):
+    """All but its own node are away since 5 s."""
+    job.state = replace(job.state, contact=replace(job.state.contact, home=NODE, **known))
+    others = [closed(worker)[0] for worker in PLAN.workers if worker.pipeline]
+    return job.give(gone(THERE), gone(ELSEWHERE), *others, now=5.0)
+
+
+def test_who_reaches_no_other_node_decides_nothing_for_as_long_as_these_wait(job):
+    """It is said once."""
+    alone(job, patience_s=60.0).give(Tick(), now=5.1)
+    assert [event.text for event in job.recorded] == [
+        "no other node is reached: nothing is decided before one is, or 60 s have passed"
+    ]
+    assert node_due(job.state) == 65.0
+    job.give(Tick(), now=9.0).give(Tick(), now=64.9)
+    assert (job.state.roster.lost, job.recorded) == (frozenset(), [])
+    job.give(Tick(), now=65.0)
+    assert job.state.roster.lost == {W10, W11, W20, W21}
+
+
+def test_who_reaches_another_node_again_decides_at_once(job):
+    alone(job).give(Tick(), now=5.1).give(agent(THERE), now=6.0)
+    job.give(*(Hello(worker=w, process=process(w), generation=1, activity="running") for w in (W10, W11)), now=6.0)
+    job.give(Tick(), now=6.1)
+    assert job.state.roster.lost == {W20, W21}
+
+
+def test_of_two_nodes_one_is_held_to_be_gone_at_once(job):
+    job.give(gone(ELSEWHERE), *closed(W20, W21), now=2.0).give(Tick(), now=2.1).agreed(1)
+    job.state = replace(job.state, contact=replace(job.state.contact, home=NODE))
+    job.give(gone(THERE), *closed(W10, W11), now=5.0).give(Tick(), now=5.1)
+    assert job.state.roster.lost == {W10, W11, W20, W21}
+
+
+def test_where_others_may_lead_it_is_for_the_store_to_say_whether_one_does(job):
+    """What is put there changes nothing; the next look, at once, decides."""
+    alone(job, others_lead=True)
+    revision = job.state.revision
+    job.give(Tick(), now=5.1)
+    assert (job.state.revision, job.state.roster.lost) == (revision + 1, frozenset())
+    assert node_due(job.state) < 5.1
+    job.give(Tick(), now=5.11)
+    assert job.state.roster.lost == {W10, W11, W20, W21}
+    assert job.state.revision == revision + 2
+
+
+def test_who_takes_over_does_without_a_node_that_is_not_back_if_all_others_hold_every_layer(job):
+    job.restarted()
+    back = {THERE: (W10, W11), NODE: (W00, W01)}
+    for node, workers in back.items():
+        job.give(agent(node), now=2.0)
+        job.give(*(Hello(worker=w, process=process(w), generation=1, activity="running") for w in workers), now=2.0)
+    assert node_due(job.state) == 2.0 + BACK_S
+    job.give(Tick(), now=2.0 + BACK_S)
+    assert job.state.roster.lost == {W20, W21}
+    assert job.state.phase is Phase.FORMING
+
+
+def test_who_takes_over_waits_for_a_node_without_which_a_layer_is_lost(job):
+    job.restarted()
+    job.give(agent(NODE), Hello(worker=W00, process=process(W00), generation=1, activity="running"), now=2.0)
+    assert node_due(job.state) == 60.0 + AGENT_ALONE_S
+
+
+def test_whom_nobody_reaches_though_another_may_lead_gives_nobody_up(job):
+    job.restarted()
+    job.state = replace(job.state, contact=replace(job.state.contact, home=NODE, others_lead=True))
+    assert job.give(Tick(), now=61.0).state.roster.lost == frozenset()
+    job.give(agent(NODE), now=62.0).give(Tick(), now=64.9)
+    assert job.state.roster.lost == frozenset()
+    assert job.give(Tick(), Tick(), now=65.0).state.roster.lost == set(PLAN.workers)

@@ -11,9 +11,10 @@ import pytest
 from tests.decisions import leading_in, newest_in, put_in
 from tests.processes import process_of
 
-from holdfast.control.chain.database import DatabaseChain, plans_in
+from holdfast.control.chain.database import DatabaseChain
 from holdfast.control.chain.entry import Entry
 from holdfast.control.chain.leading import Stored
+from holdfast.control.chain.opening import plans_in
 from holdfast.control.membership import GridState, Roster, Running, StoredDecision, Upcoming
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly

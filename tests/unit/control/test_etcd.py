@@ -7,7 +7,6 @@ import zlib
 import msgspec
 import pytest
 
-from holdfast.config.load import parse_job
 from holdfast.control.chain.entry import Entry
 from holdfast.control.chain.etcd import parse_etcd_url
 from holdfast.control.chain.leading import Stored, lead
@@ -125,17 +124,3 @@ def test_the_form_of_the_address():
     for wrong in ("etcd://:1", "etcd://host", "etcd://host:x", "http://host:1", "postgres"):
         with pytest.raises(ConfigError, match=r"^control\.store: expected etcd://HOST:PORT\[/PREFIX\], got '"):
             parse_etcd_url(wrong)
-
-
-def test_several_coordinators_need_etcd():
-    tree = {
-        "model": {"kind": "gpt"},
-        "data": {"kind": "text", "path": "stdlib"},
-        "grid": {"pipelines": 1, "stages": 1, "microbatches": 1},
-        "train": {"steps": 1},
-        "control": {"coordinators": 2},
-    }
-    with pytest.raises(
-        ConfigError, match=r"control\.coordinators: 2 need a control\.store that others see: etcd://HOST:PORT"
-    ):
-        parse_job(tree)

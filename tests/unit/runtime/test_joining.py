@@ -18,7 +18,7 @@ from holdfast.runtime.launch.directory import JOB_ID
 from holdfast.runtime.launch.joining import Joiner, JoinRequest, _read
 from holdfast.version import __version__
 
-SECRETS = ("00" * 32, "etcd://secret")
+SECRETS = ("00" * 32, "/of-this-machine/control.db")
 A, B, C = (WorkerId(pipeline, 0) for pipeline in range(3))
 
 
@@ -39,9 +39,9 @@ def told(request, tmp_path, monkeypatch):
     """A briefing of a job with much in it, and what agents are told of it."""
     monkeypatch.chdir(tmp_path)
     sections = SECTIONS[request.param]
-    run = asked("kill:0.0@3", sections=sections)
+    run = asked("kill:0.0@3", sections=sections, slots=0)
     made = replace(briefing(run, probed(run)), store=SECRETS[1], deadline=99.0)
-    return made, made.coordinator().brief
+    return made, made.coordinator(NODE).brief
 
 
 def test_an_agent_elsewhere_tells_its_workers_what_those_here_are_told(told):

@@ -192,7 +192,7 @@ def test_a_checkpoint_to_go_on_from_decides_with():
 
 def test_what_processes_are_told_agrees():
     told = briefing(request())
-    coordinator = told.coordinator()
+    coordinator = told.coordinator(NODE)
     workers = [told.worker(worker, NODE, NONCE, begins=True, place=0) for worker in coordinator.plan.workers]
     assert {(each.plan, each.events, each.checkpoints, each.rules) for each in workers} == {
         (coordinator.plan, coordinator.events, coordinator.checkpoints, coordinator.rules)
@@ -211,7 +211,7 @@ def test_who_comes_later_is_told_of_no_checkpoint():
 
 
 def ports(run):
-    return ports_of(briefing(run), "starts processes", "the log", None)
+    return ports_of(briefing(run), NODE, "starts processes", "the log", None)
 
 
 def test_a_job_without_faults_has_nothing_around_its_ports():
@@ -232,3 +232,25 @@ def test_faults_are_put_around_the_ports_of_a_job_that_has_some():
     ours.around(group)
     around = [group.spec_of(WorkerId(0, stage), NONCE, True).around for stage in range(2)]
     assert [[len(each.args[0].faults) for each in one] for one in around] == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("slots", "control", "found"),
+    [
+        (None, {}, ("sqlite", 1)),
+        (4, {}, ("/runs/one/decisions", 3)),
+        (4, {"store": "sqlite"}, ("sqlite", 1)),
+        (4, {"store": "etcd://here:1", "coordinators": 5, "port": 7000}, ("etcd://here:1", 5)),
+        (None, {"store": "/shared", "coordinators": 2}, ("/shared", 2)),
+    ],
+)
+def test_where_others_can_come_there_are_three_coordinators_that_see_what_is_decided(slots, control, found):
+    run = replace(request(sections={"control": control}, slots=slots), run_dir=Path("/runs/one"))
+    assert (run.store, run.coordinators) == found
+    assert preflight(run, Machine()).errors == ()
+
+
+@pytest.mark.parametrize("control", [{"coordinators": 2}, {"coordinators": 2, "store": "/shared", "port": 7000}])
+def test_several_coordinators_see_one_store_and_have_a_port_each(control):
+    (error,) = preflight(request(sections={"control": control}), Machine()).errors
+    assert str(error).startswith("control.coordinators: 2 need a control.store that others see: etcd://HOST:PORT")

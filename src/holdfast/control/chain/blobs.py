@@ -49,6 +49,12 @@ class BlobChain:
             data = self._store.get(_name(last)) if last else b""
         return Numbered(last, unpacked(data, f"{self}/{_name(last)}")) if last else None
 
+    def bodies(self) -> Iterator[bytes]:
+        """See Chain.bodies."""
+        with _away():
+            for name in sorted(each for each in self._store.list() if each != _SIGN):
+                yield unpacked(self._store.get(name), f"{self}/{name}")
+
     def say(self, sign: bytes) -> None:
         """See Chain.say."""
         with _away():

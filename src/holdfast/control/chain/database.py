@@ -8,12 +8,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.control.chain.entry import Entry, reading
+from holdfast.control.chain.entry import reading
 from holdfast.control.chain.port import Numbered
-from holdfast.core.plan import Plan
 from holdfast.errors import CorruptBlob, StoreAway
 
-__all__ = ["DatabaseChain", "plans_in"]
+__all__ = ["DatabaseChain"]
 
 _IS = "a database of decisions"
 
@@ -62,11 +61,11 @@ class DatabaseChain:
             row = self._db.execute("SELECT number, body FROM decisions ORDER BY number DESC LIMIT 1").fetchone()
             return None if row is None else Numbered(*row)
 
-    def entries(self) -> Iterator[Entry]:
-        """Yields what all entries say, in order. Raises CorruptBlob if one cannot be read."""
+    def bodies(self) -> Iterator[bytes]:
+        """Yields all entries that are kept, in order."""
         with self._explained():
             for (body,) in self._db.execute("SELECT body FROM decisions ORDER BY number"):
-                yield Entry.decoded(body)
+                yield body
 
     def say(self, sign: bytes) -> None:
         """Nobody could hear it: there is one coordinator, and its agent sees it end."""
@@ -99,16 +98,3 @@ class DatabaseChain:
 def _code(error: sqlite3.Error) -> int:
     """The kind of an error of SQLite's, without what only tells where it arose."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-
-
-def plans_in(path: str | Path) -> dict[int, Plan]:
-    """Returns the plan of every generation that had one, of a run that keeps its decisions in a database.
-
-    Raises:
-        StorageError: it cannot be read, or is none.
-    """
-    plans: dict[int, Plan] = {}
-    with contextlib.closing(DatabaseChain(path)) as chain:
-        for entry in chain.entries():
-            plans.update({} if entry.decision is None else entry.decision.plans)
-    return plans

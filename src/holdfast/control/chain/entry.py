@@ -12,7 +12,7 @@ from holdfast.control.membership.storing import StoredDecision
 from holdfast.errors import CorruptBlob, HoldfastError
 from holdfast.parsing import parsing
 
-__all__ = ["Entry", "packed", "reading", "unpacked"]
+__all__ = ["Entry", "packed", "read_entry", "reading", "unpacked"]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,6 +58,16 @@ def reading(corrupt: Callable[[str], CorruptBlob]) -> Iterator[None]:
         raise
     except HoldfastError as error:  # a value that no plan can have
         raise corrupt(str(error)) from None
+
+
+def read_entry(body: bytes, where: str) -> Entry:
+    """Returns the entry of a body.
+
+    Raises:
+        CorruptBlob: it is none; ``where`` says which it would be.
+    """
+    with reading(lambda text: CorruptBlob(where, "a decision", text)):
+        return Entry.decoded(body)
 
 
 def packed(body: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,11 @@ class EtcdChain:
             return None
         data = base64.b64decode(found[0].get("value", ""))
         return Numbered(int(found[0]["version"]), unpacked(data, str(self)))
+
+    def bodies(self) -> Iterator[bytes]:
+        """See Chain.bodies."""
+        if (found := self.newest()) is not None:
+            yield found.body
 
     def say(self, sign: bytes) -> None:
         """See Chain.say."""

@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.control.chain.entry import Entry, reading
+from holdfast.control.chain.entry import Entry, read_entry
 from holdfast.control.chain.port import Chain
 from holdfast.control.membership.storing import StoredDecision
+from holdfast.control.messages import Ended
 from holdfast.errors import CoordinatorUnavailable, CorruptBlob, HoldfastError, StoreAway
 
-__all__ = ["UNREAD", "Leading", "Stored", "lead", "show_life"]
+__all__ = ["UNREAD", "Leading", "Stored", "end_for_good", "is_led", "lead", "show_life"]
 
 UNREAD = 2**62
 """A number that no entry has: of who leads, to save what lives, though what was decided cannot be read."""
@@ -92,7 +93,13 @@ class Leading:
 
 
 def lead(
-    chain: Chain, *, job: str, by: str, alone: bool, note: Callable[[str, bool], None]
+    chain: Chain,
+    *,
+    job: str,
+    by: str,
+    alone: bool,
+    note: Callable[[str, bool], None],
+    heard: Callable[[], object] = lambda: None,
 ) -> tuple[Leading, StoredDecision | None]:
     """Returns, once we lead, how to go on with the chain, and the decision in force; None: nothing was decided so far.
 
@@ -102,6 +109,7 @@ def lead(
         by: see :class:`Leading`.
         alone: whether whoever led is dead. Else their signs of life, where there are any, are waited for first.
         note: told once when the store is waited for (True), and once when it answers again (False).
+        heard: returns what changes whenever whoever leads is heard of otherwise than through the chain.
 
     A store that several machines share is waited for. One of this machine alone that can be read but not written, as on
     a full disk, keeps nobody from leading: the first decision waits then.
@@ -117,7 +125,7 @@ def lead(
         waits = shared and not alone
         empty = waits and calls.answered(partial(_is_empty, chain))
         if waits and not empty:
-            _wait_for_silence(chain, calls)
+            _wait_for_silence(chain, calls, heard)
         found = None if empty else calls.answered(chain.newest)
         number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
         ours = Entry(by=by, decision=decision).encoded
@@ -141,8 +149,7 @@ def _is_empty(chain: Chain) -> bool:
 
 
 def _decision(chain: Chain, job: str, body: bytes) -> StoredDecision | None:
-    with reading(lambda text: CorruptBlob(str(chain), "a decision", text)):
-        decision = Entry.decoded(body).decision
+    decision = read_entry(body, str(chain)).decision
     if decision is not None and decision.job != job:
         raise CorruptBlob(str(chain), "the decisions of this job", "those of another")
     return decision
@@ -181,19 +188,20 @@ class _Calls:
                 return found
 
 
-def _wait_for_silence(chain: Chain, calls: _Calls) -> None:
+def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) -> None:
     """Returns when whoever leads has given no sign of life for so long that it seems dead.
 
     While the store is away nobody can give one: that is no silence.
     """
     assert chain.beat_s is not None, "nobody else can lead where nobody sees signs of life"
-    known, since, beat_s = None, time.monotonic(), chain.beat_s
+    known: tuple[bytes | None, object] = (None, heard())
+    since, beat_s = time.monotonic(), chain.beat_s
 
     def look() -> bool:
         nonlocal known, since
         at = time.monotonic()  # before the look: for how long we are stopped behind it is nobody's silence
         try:
-            said = chain.said()
+            said = (chain.said(), heard())
         except StoreAway:
             since = time.monotonic()
             raise
@@ -203,6 +211,46 @@ def _wait_for_silence(chain: Chain, calls: _Calls) -> None:
 
     while not calls.answered(look):
         time.sleep(beat_s / _POLLS)
+
+
+def is_led(chain: Chain) -> bool:
+    """Whether somebody leads and gives signs of life; where the job has not ended, it may take seconds to know.
+
+    Raises:
+        StoreAway: the store cannot be used now.
+        CorruptBlob: the newest entry is none.
+    """
+    decision, known = _newest(chain)[1], chain.said()
+    if chain.beat_s is None or known is None or (decision is not None and decision.ended is not None):
+        return False
+    until = time.monotonic() + _SILENT_BEATS * chain.beat_s
+    while time.monotonic() < until:
+        time.sleep(chain.beat_s / _POLLS)
+        if chain.said() != known:
+            return True
+    return False
+
+
+def end_for_good(chain: Chain, by: str, why: Ended) -> None:
+    """Puts it that the job has ended, unless it has: whoever has led, or will, learns that from the chain.
+
+    Raises:
+        StoreAway: the store cannot be used now.
+        CorruptBlob: the newest entry is none.
+    """
+    put = False
+    while not put:
+        number, decision = _newest(chain)
+        if decision is None or decision.ended is not None:
+            return
+        ended = msgspec.structs.replace(decision, revision=decision.revision + 1, recorded=(), ended=why)
+        put = chain.put(number + 1, Entry(by=by, decision=ended).encoded)
+
+
+def _newest(chain: Chain) -> tuple[int, StoredDecision | None]:
+    """The number of the newest entry, 0 if there is none, and the decision that it has."""
+    found = chain.newest()
+    return (0, None) if found is None else (found.number, read_entry(found.body, str(chain)).decision)
 
 
 def show_life(leading: Leading, deposed: Callable[[], None]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 
 from holdfast.control.chain.blobs import BlobChain
 from holdfast.control.chain.database import DatabaseChain
+from holdfast.control.chain.entry import read_entry
 from holdfast.control.chain.etcd import Etcd, EtcdChain, parse_etcd_url
 from holdfast.control.chain.port import Chain
+from holdfast.core.plan import Plan
 from holdfast.errors import ConfigError
 from holdfast.storage.blobs import LocalStore, open_store
 
-__all__ = ["chain_of_run", "check_store_url", "is_database", "open_chain", "try_store"]
+__all__ = ["DATABASE", "chain_of_attempt", "check_store_url", "is_database", "open_chain", "plans_in", "try_store"]
+
+DATABASE = "control.db"
+"""The file in the run directory that keeps decisions, if nothing else does."""
 
 _EXPECTED = "sqlite, etcd://HOST:PORT[/PREFIX], or what all machines share: an absolute folder or s3://BUCKET/PREFIX"
 
@@ -44,18 +50,20 @@ def try_store(url: str) -> None:
         Etcd(host=host, port=port).call("maintenance/status", {})
         return
     store, name = open_store(url), f"try-{secrets.token_hex(8)}"
-    store.put(name, b"")
+    store.put_new(name, b"")  # as decisions are put, which not all can do
     store.delete(name)
 
 
-def chain_of_run(url: str, name: str) -> str:
-    """Returns what :func:`open_chain` takes for one run.
+def chain_of_attempt(url: str, job: str, job_id: str) -> str:
+    """Returns what :func:`open_chain` takes for one attempt at a job.
 
     Args:
-        url: the job's ``control.store``, other than ``sqlite``.
-        name: that no other run has.
+        url: where decisions are kept, other than in a database of their own.
+        job: the name of the job.
+        job_id: what no other attempt has, at this job or another.
     """
     check_store_url(url)
+    name = f"{job}-{job_id[:16]}"
     if url.startswith("etcd:"):
         host, port, prefix = parse_etcd_url(url)
         return f"etcd://{host}:{port}/{prefix}/{name}"
@@ -83,3 +91,17 @@ def open_chain(url: str) -> Chain:
     if url.startswith("file:"):
         return BlobChain(LocalStore(Path(url.removeprefix("file://")), reserved_bytes=0))
     return DatabaseChain(url)
+
+
+def plans_in(url: str | Path) -> dict[int, Plan]:
+    """Returns the plans of all generations that had one, as far as what :func:`open_chain` opens keeps them.
+
+    Raises:
+        StorageError: it cannot be read, or is none.
+    """
+    plans: dict[int, Plan] = {}
+    with contextlib.closing(open_chain(str(url))) as chain:
+        for body in chain.bodies():
+            decision = read_entry(body, str(chain)).decision
+            plans.update({} if decision is None else decision.plans)
+    return plans

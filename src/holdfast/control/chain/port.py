@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 __all__ = ["Chain", "Numbered"]
@@ -42,6 +43,9 @@ class Chain(Protocol):
 
     def newest(self) -> Numbered | None:
         """Returns the newest entry, None if there is none. Raises CorruptBlob if what is there cannot be one."""
+
+    def bodies(self) -> Iterator[bytes]:
+        """Yields all entries that are kept, in order: the newest, and others as the store has room."""
 
     def say(self, sign: bytes) -> None:
         """Replaces the sign of life."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -180,6 +181,10 @@ class Contact:
             or None.
         reachable_since: since when one of them or another has had one; before that it was we who had none.
         seats_from: when workers are first given to nodes: a coordinator that follows another one hears agents before.
+        home: the node that the coordinator itself is on; None: it is on none of them.
+        others_lead: whether another coordinator could lead, on a node that this one does not reach.
+        alone_at: when it was noted last that no other node is reached; if others could lead, in what all of them see.
+        patience_s: how long nodes may be away all at once, if nobody else can lead.
         told_gone: nonces of processes whose loss, or leaving, a coordinator has told of whose decisions are lost.
     """
 
@@ -189,12 +194,25 @@ class Contact:
     agents: Mapping[NodeId, float | None] = field(default_factory=dict)
     reachable_since: float = 0.0
     seats_from: float = 0.0
+    home: NodeId | None = None
+    others_lead: bool = False
+    alone_at: float = -math.inf
+    patience_s: float = 60.0
     told_gone: frozenset[str] = frozenset()
 
     @property
     def here(self) -> tuple[NodeId, ...]:
         """The nodes whose agents can be told something, in order."""
         return tuple(sorted(node for node, away_since in self.agents.items() if away_since is None))
+
+    def alone_since(self, away: Mapping[NodeId, float]) -> float | None:
+        """Since when all nodes but the coordinator's own are away; None if some are not, or there are no others.
+
+        Args:
+            away: the nodes that are, and since when.
+        """
+        others = [node for node in self.agents if self.home is not None and not node.shares_agent(self.home)]
+        return max(away[node] for node in others) if others and away.keys() >= set(others) else None
 
     def agent_of(self, process: Process | None) -> NodeId | None:
         """The node of the agent that can be told about a process; None if it cannot, or no process is known of."""

@@ -40,6 +40,9 @@ WHOLE_NODE_S = 0.04
 """Where none of a node's processes has a connection, one that lives is back in less: it tries again at once."""
 AGENT_ALONE_S = 0.3
 """Where an agent has none and some of its workers do: they end with it, large ones later."""
+BACK_S = 3.0
+"""Where those who are back at a coordinator that was started again hold all, whoever lives is back in less: it tries
+the addresses of all coordinators in turn, each for a second at most."""
 _SILENT_BEATS = 2
 """Who had sent no heartbeat for so many by then is silent, with the whole host: its connection stands for nothing."""
 AGAIN_S = 60.0
@@ -52,18 +55,20 @@ def on_agent_closed(state: Membership, node: NodeId, now: float) -> Decision:
 
 
 def node_due(state: Membership) -> float | None:
-    """When the next node is held to be gone, unless its agent is back by then; None: none is away."""
-    return min(_due(state).values(), default=None)
+    """When it is to be decided about the next node, unless its agent is back by then; None: none is away."""
+    due, held = min(_due(state).values(), default=None), _held_until(state)
+    return due if due is None or held is None or state.contact.alone_at < held - state.contact.patience_s else held
 
 
 def _due(state: Membership) -> dict[NodeId, float]:
     """Nodes whose agents are away, and when each is held to be gone; if none is here, it is we who are cut off."""
     contact = state.contact
-    away = {node: max(at, contact.reachable_since) for node, at in contact.agents.items() if at is not None}
+    away = _away(state)
     if len(away) == len(contact.agents) or state.phase is Phase.ENDED:
         return {}
-    if not away or state.phase is Phase.REATTACHING:  # then workers are on their way back, too
-        return {node: since + AGENT_ALONE_S for node, since in away.items()}
+    if state.phase is Phase.REATTACHING:  # workers are on their way back, too
+        soon, whole = contact.reachable_since + BACK_S, _is_whole(state)
+        return {node: soon if whole else max(since + AGENT_ALONE_S, soon) for node, since in away.items()}
     heard_at, closed_at = dict[str, float](), dict[str, float]()
     for worker in state.roster.there:
         nonce, at = state.roster.processes[worker].node.nonce, contact.detached.get(worker)
@@ -79,6 +84,51 @@ def _due(state: Membership) -> dict[NodeId, float]:
         else max(since, closed_at.get(node.nonce, since)) + WHOLE_NODE_S
         for node, since in away.items()
     }
+
+
+def _is_whole(state: Membership) -> bool:
+    """Whether those who are back at a coordinator that was started again hold every layer."""
+    back = {worker for worker, hello in state.contact.returned.items() if hello.has_state}
+    placement = state.grid.baseline.placement
+    return all(placement.without(frozenset(placement.workers) - (back - state.absent)).owners_by_layer)
+
+
+def _away(state: Membership) -> dict[NodeId, float]:
+    """The nodes whose agents are away, and since when; not before another one could be reached."""
+    contact = state.contact
+    return {node: max(at, contact.reachable_since) for node, at in contact.agents.items() if at is not None}
+
+
+def _on_gone(state: Membership, nodes: Sequence[NodeId], now: float) -> Decision:
+    """Nodes are held to be gone, unless no other one is reached: then it may be we who are cut off.
+
+    Where another coordinator could lead, it is for the store to say whether one does: a decision that changes nothing
+    is put there first. Elsewhere all that others can do is to wait for us, or end: so is it waited for them, for as
+    long, unless there is but one.
+    """
+    contact, since, held = state.contact, _alone_since(state), _held_until(state)
+    noted = replace(state, contact=replace(contact, alone_at=now))
+    if since is not None and contact.others_lead and contact.alone_at < since:
+        return replace(noted, revision=state.revision + 1), ()
+    if held is None or now >= held:
+        return _on_nodes_gone(state, nodes)
+    if contact.alone_at >= held - contact.patience_s:
+        return state, ()
+    text = f"no other node is reached: nothing is decided before one is, or {contact.patience_s:g} s have passed"
+    return noted, (Record(event=Notice(worker="coordinator", text=text)),)
+
+
+def _alone_since(state: Membership) -> float | None:
+    """Since when no other node is reached, while that could be our fault; None if one is, or nothing is at stake."""
+    if state.phase in (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED):
+        return None
+    return state.contact.alone_since(_away(state))
+
+
+def _held_until(state: Membership) -> float | None:
+    """Until when nothing is decided since no other node is reached, and nobody could tell why; None: it is decided."""
+    contact, since = state.contact, _alone_since(state)
+    return None if since is None or contact.others_lead or len(contact.agents) <= 2 else since + contact.patience_s
 
 
 def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
@@ -131,8 +181,11 @@ def on_closed(state: Membership, worker: WorkerId, now: float) -> Decision:
 def _given_up(state: Membership, now: float) -> dict[WorkerId, str]:
     """Who has been away for too long, and how that shows."""
     if state.phase is Phase.REATTACHING:
+        if state.contact.others_lead and not (state.contact.here or state.contact.returned):
+            return {}  # it is we whom nobody reaches, or wants: another one may have all of them
         late = state.present - set(state.contact.returned)
-        return dict.fromkeys(sorted(late), "did not come back") if now >= state.contact.reattach_until else {}
+        until = max(state.contact.reattach_until, state.contact.reachable_since + BACK_S)
+        return dict.fromkeys(sorted(late), "did not come back") if now >= until else {}
     grace_s = max(DETACHED_GRACE_S, state.watch.limit_s)
     how = f"connection closed for {grace_s:g} s"
     return {worker: how for worker in state.contact.detached if now - _away_since(state, worker) >= grace_s}
@@ -164,7 +217,7 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     members, spares = _judged(state)
     state = replace(state, watch=pass_time(state.watch, (*members, *spares), now, gap_s=tick.gap_s))
     if gone := [node for node, due in sorted(_due(state).items()) if now >= due]:
-        return _on_nodes_gone(state, gone)
+        return _on_gone(state, gone, now)
     if given_up := _given_up(state, now):
         return on_lost(state, given_up)
     if state.phase is not Phase.REATTACHING and (late := state.vacancies.starting.overdue(now)):
@@ -192,7 +245,7 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
     suspected = {peer for _, peer in state.doubts.suspicions if peer is not None}
     if hung := overdue(state.watch, (*members, *spares), running=running, owners=owners, suspected=suspected):
         gone = _away_with(state, hung)
-        return _on_nodes_gone(state, gone) if gone else on_lost(state, hung)
+        return _on_gone(state, gone, now) if gone else on_lost(state, hung)
     state, told = _tell_slow(state, found, needed(state.watch, members, owners)) if running else (state, ())
     unexplained = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from holdfast.control.messages import Message, Progress
@@ -14,15 +14,16 @@ from holdfast.core.nodes import NodeId
 from holdfast.errors import CoordinatorUnavailable
 from holdfast.runtime.hardening import forbid_core_dumps, raise_file_limit
 from holdfast.runtime.launch.briefing import Briefing
+from holdfast.runtime.launch.ports import Ports
 from holdfast.runtime.node.agent import Line, NodeAgent
 from holdfast.runtime.node.entries import SCRIPT, WORKER
 from holdfast.runtime.node.inbox import EventQueue
 from holdfast.runtime.node.local import LocalProcesses
 from holdfast.runtime.node.news import Reporter
-from holdfast.runtime.node.worker_group import Processes, WorkerGroup, new_nonce
+from holdfast.runtime.node.worker_group import WorkerGroup, new_nonce
 from holdfast.telemetry.events import EventLog
 
-__all__ = ["Supervising", "prepare_process", "this_node"]
+__all__ = ["agent_of", "prepare_process", "this_node"]
 
 _NAMES = ("HOLDFAST_NODE", "SLURMD_NODENAME", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 """The variables that may have a node's name, the first that is set: ours, Slurm's, Kubernetes', SkyPilot's."""
@@ -66,81 +67,82 @@ class _Places:
         return self._of[worker]
 
 
-@dataclass(slots=True, kw_only=True)
-class Supervising:
-    """What the agent of a machine is made of.
+def agent_of(
+    briefing: Briefing,
+    ports: Ports,
+    local: LocalProcesses,
+    log: EventLog,
+    inbox: EventQueue,
+    *,
+    slots: int,
+    begun_here: bool,
+    gone: Callable[[CoordinatorUnavailable], Exception] = lambda error: error,
+    notice_s: float = 0.0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    stand_by: Callable[[], str] = lambda: "",
+    on_pulse: Callable[[], None] = lambda: None,
+) -> NodeAgent:
+    """Returns the agent of this machine; it is not connected yet.
 
-    Attributes:
+    Args:
         briefing: what the job's processes are told.
-        node: that it is the agent of.
-        slots: how many workers the job may begin with here.
-        node_of: the part of the machine that each worker is on.
-        workers: starts processes of workers.
-        around: puts something around the group of workers, before any is started.
+        ports: what they are started through.
         local: the processes of this machine.
         log: where events go.
         inbox: what the agent is to handle.
+        slots: how many workers the job may begin with here.
+        begun_here: whether the job was: then this agent has coordinators from the beginning, and never comes anew.
         gone: makes the error that ends the job here when there was no coordinator for too long.
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job here at once.
         on_progress: called after every step.
-        socket: where the coordinator is reached; None: at its address.
-        may_begin_anew: whether it may come again as the agent of another node.
+        stand_by: starts a coordinator that stands by, and returns its address; "": it cannot.
+        on_pulse: called with every sign of life of whoever leads.
     """
+    control, node, places = briefing.job.control, ports.node, _Places()
 
-    briefing: Briefing
-    node: NodeId
-    slots: int
-    node_of: Callable[[WorkerId], NodeId]
-    workers: Processes
-    around: Callable[[WorkerGroup], None]
-    local: LocalProcesses
-    log: EventLog
-    inbox: EventQueue
-    gone: Callable[[CoordinatorUnavailable], Exception]
-    notice_s: float = 0.0
-    on_progress: Callable[[Progress], None] = lambda progress: None
-    socket: str | None = None
-    may_begin_anew: bool = False
+    def node_of(worker: WorkerId) -> NodeId:
+        return node if ports.node_of is None else ports.node_of(worker)
 
-    def agent(self) -> NodeAgent:
-        """Returns the agent; it is not connected yet."""
-        briefing, control = self.briefing, self.briefing.job.control
-        return NodeAgent(
-            line=Line(
-                address=self.socket or briefing.address,
-                token=briefing.token,
-                reattach_s=control.reattach_s,
-                tls=control.tls,
-            ),
-            make_group=self._group,
-            local=self.local,
-            log=self.log,
-            reporter=Reporter(of=briefing.job.num_workers),
-            gone=self.gone,
-            notice_s=self.notice_s,
-            on_progress=self.on_progress,
-            inbox=self.inbox,
-            may_begin_anew=self.may_begin_anew,
-            checkpoint=briefing.resumed_from or 0,
-        )
+    def spec_of(worker: WorkerId, nonce: str, begins: bool) -> object:
+        place = places.of(worker, agent.group.running) % max(1, slots)
+        told = briefing if ports.coordinator.socket else replace(briefing, address=agent.addresses)
+        return told.worker(worker, node_of(worker), nonce, begins=begins, place=place)
 
-    def _group(self, send: Callable[[Message], None]) -> WorkerGroup:
-        briefing, places = self.briefing, _Places()
-
-        def spec_of(worker: WorkerId, nonce: str, begins: bool) -> object:
-            place = places.of(worker, group.running) % max(1, self.slots)
-            return briefing.worker(worker, self.node_of(worker), nonce, begins=begins, place=place)
-
-        group = WorkerGroup(
-            children=self.workers,
-            node=self.node,
-            node_of=self.node_of,
+    def group(send: Callable[[Message], None]) -> WorkerGroup:
+        made = WorkerGroup(
+            children=ports.workers,
+            node=node,
+            node_of=node_of,
             spec_of=spec_of,
             entry=SCRIPT if briefing.job.loops else WORKER,
             send=send,
-            log=self.log,
-            grace_s=briefing.job.control.fence_grace_s,
-            slots=self.slots,
+            log=log,
+            grace_s=control.fence_grace_s,
+            slots=slots,
         )
-        self.around(group)
-        return group
+        ports.around(made)
+        return made
+
+    agent = NodeAgent(
+        line=Line(
+            address=ports.coordinator.socket or briefing.address,
+            token=briefing.token,
+            reattach_s=control.reattach_s,
+            tls=control.tls,
+            impatient=control.coordinators > 1,
+        ),
+        make_group=group,
+        local=local,
+        log=log,
+        reporter=Reporter(of=briefing.job.num_workers),
+        gone=gone,
+        notice_s=notice_s,
+        on_progress=on_progress,
+        inbox=inbox,
+        may_begin_anew=not begun_here,
+        coordinators=tuple(briefing.address.split(",")) if begun_here else (),
+        stand_by=stand_by,
+        on_pulse=on_pulse,
+        checkpoint=briefing.resumed_from or 0,
+    )
+    return agent

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config.job import Job
+from holdfast.control.chain.opening import is_database
 from holdfast.control.token import share
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
@@ -41,6 +42,7 @@ class Briefing:
         deadline: when the loop of a script is to be stopped, in seconds since the epoch; infinite: by no time.
         host: the address that the workers of this machine listen on.
         events: where the processes of this machine write down what happens.
+        heard: see :class:`holdfast.runtime.specs.CoordinatorSpec`.
         address: of the coordinator, once it listens.
     """
 
@@ -55,6 +57,7 @@ class Briefing:
     deadline: float = math.inf
     host: str
     events: Path
+    heard: Path | None = None
     address: str = ""
 
     @property
@@ -89,8 +92,8 @@ class Briefing:
         url = self.job.logging.url
         return None if url is None else f"{url.rstrip('/')}/{self.job_id}"
 
-    def coordinator(self) -> CoordinatorSpec:
-        """Returns what a coordinator is told."""
+    def coordinator(self, node: NodeId) -> CoordinatorSpec:
+        """Returns what a coordinator on this machine is told, which is this node."""
         run_dir, planned = self.request.run_dir, self.planned
         return CoordinatorSpec(
             job=self.job,
@@ -100,19 +103,22 @@ class Briefing:
             token=self.token,
             store=self.store,
             events=str(self.events),
-            host=self.job.control.host,
+            host=self.host,
             port=self.job.control.port,
             checkpoints=self.request.checkpoints,
             facts=self.probed.facts,
             resume=self.request.resume,
-            brief=self._brief(),
+            brief=b"" if self.request.slots is None else self._brief(),
             invitation=self.invitation,
+            node=node,
+            heard=None if self.heard is None else str(self.heard),
         )
 
     def _brief(self) -> bytes:
         """What agents of other machines are told: nothing that is secret, or this machine's own."""
         request = replace(self.request, run_dir=self.request.run_dir.absolute(), token="")
-        told = replace(self, request=request, token="", invitation="", store="", host="", events=Path(), address="")
+        store = "" if is_database(self.store) else self.store
+        told = replace(self, request=request, token="", invitation="", store=store, host="", events=Path(), address="")
         brief = Brief(holdfast=__version__, folder=os.getcwd(), boot=boot_id(), briefing=told)
         return msgspec.msgpack.encode(brief, enc_hook=str)
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from pathlib import Path
 
-from holdfast.config.load import dump_job
+from holdfast.config.load import dump_job, load_job
 from holdfast.config.profiles import dump_profile
-from holdfast.errors import ConfigError
+from holdfast.control.chain.leading import end_for_good, is_led
+from holdfast.control.chain.opening import DATABASE, chain_of_attempt, open_chain
+from holdfast.control.messages import Ended
+from holdfast.errors import ConfigError, HoldfastError, StorageError
 from holdfast.runtime.hardening import make_private, write_private
-from holdfast.runtime.launch.request import RunRequest
+from holdfast.runtime.launch.request import DECISIONS, RunRequest
 from holdfast.runtime.rundir import RunDirLock
 
-__all__ = ["JOB_ID", "TOKEN", "take_directory"]
+__all__ = ["JOB_ID", "SUPERSEDED", "TOKEN", "decisions_of", "take_directory"]
 
 JOB_ID, TOKEN = "job-id", "token"
 """Files for agents of other machines: by the one they see that it is the same directory; the other they are given."""
+SUPERSEDED = "superseded"
+"""How an attempt has ended behind which there is another one."""
 
 
 def take_directory(request: RunRequest, claim: RunDirLock) -> None:
@@ -25,11 +32,12 @@ def take_directory(request: RunRequest, claim: RunDirLock) -> None:
         claim: of its directory; whoever gives it closes it.
 
     Raises:
-        ConfigError: it is another's, holds something, or cannot be written.
+        ConfigError: it is another's, holds something, or cannot be written; or the attempt before goes on elsewhere.
     """
     try:
         claim.take()
         if request.again:
+            _end_the_one_before(request.run_dir)
             claim.set_aside()
         else:
             claim.check_empty()
@@ -37,6 +45,44 @@ def take_directory(request: RunRequest, claim: RunDirLock) -> None:
         _describe(request, request.run_dir / "job.yaml")
     except OSError as error:
         raise ConfigError(f"--run-dir {request.run_dir}: cannot be written: {error.strerror}") from None
+
+
+def decisions_of(run_dir: Path) -> str | None:
+    """Returns where the decisions of the newest attempt in a directory are kept, as ``open_chain`` takes it.
+
+    None: it is not known, as where coordinators on one machine had a store that others could see.
+    """
+    if (run_dir / DATABASE).is_file():
+        return str(run_dir / DATABASE)
+    try:
+        job_id, job = (run_dir / JOB_ID).read_text(), load_job(run_dir / "job.yaml")
+    except (OSError, HoldfastError):
+        return None
+    of_run = run_dir.parents[1] if run_dir.parent.name == "attempts" else run_dir
+    store = str(of_run.absolute() / DECISIONS) if job.control.store == "auto" else job.control.store
+    return None if store == "sqlite" else chain_of_attempt(store, job.name, job_id)
+
+
+def _end_the_one_before(run_dir: Path) -> None:
+    """Sees to it that nobody goes on with the attempt before, on another machine: two would write the same files.
+
+    Raises:
+        ConfigError: somebody does, or it cannot be found out.
+    """
+    url = decisions_of(run_dir)
+    if url is None or url == str(run_dir / DATABASE):
+        return
+    why = Ended(outcome=SUPERSEDED, detail="it was begun anew", step=0, directory="", generations=0, lost_layers=())
+    try:
+        with contextlib.closing(open_chain(url)) as chain:
+            if is_led(chain):
+                raise ConfigError(
+                    f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
+                    "ended there (`holdfast agent` says so), or end its agents first"
+                )
+            end_for_good(chain, secrets.token_hex(8), why)
+    except StorageError as error:
+        raise ConfigError(f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}") from None
 
 
 def _describe(request: RunRequest, path: Path) -> None:

@@ -7,9 +7,11 @@ import math
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,18 +25,19 @@ from holdfast.core.nodes import NodeId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import make_private
-from holdfast.runtime.launch.agents import Supervising, prepare_process, this_node
+from holdfast.runtime.launch.agents import agent_of, prepare_process, this_node
 from holdfast.runtime.launch.briefing import Brief, Briefing, boot_id
-from holdfast.runtime.launch.directory import JOB_ID
+from holdfast.runtime.launch.directory import JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import await_scripts
-from holdfast.runtime.launch.ports import around_group
+from holdfast.runtime.launch.ports import joined_ports
 from holdfast.runtime.node.agent import BegunAnew, NodeAgent
+from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIT
 from holdfast.runtime.node.inbox import EventQueue
 from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.runtime.node.signals import Signals
 from holdfast.runtime.node.telling import Teller
-from holdfast.runtime.specs import Fit
+from holdfast.runtime.specs import CoordinatorSpec, Fit
 from holdfast.telemetry.events import Event, EventLog
 from holdfast.version import __version__
 
@@ -80,11 +83,13 @@ class Joiner:
     on_event: Callable[[Event], None] = lambda event: None
     shared_s: float = 10.0
     _signals: Signals = field(default_factory=Signals)
+    _addresses: str = field(init=False)
+    """Where there are coordinators, as far as we were told; joined by commas."""
     _teller: Teller = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing is started yet."""
-        self._teller = Teller(on_event=self.on_event)
+        self._teller, self._addresses = Teller(on_event=self.on_event), self.request.coordinator
 
     def run(self) -> Ended:
         """Takes part in the job to its end; no process of it is left on this machine when this returns or raises.
@@ -100,14 +105,15 @@ class Joiner:
         with self._signals.answered():
             limit_s = math.inf
             while True:
-                brief = self._ask(limit_s)
+                told = self._ask(limit_s)
+                brief = _read(told)
                 limit_s = brief.briefing.job.control.reattach_s
                 try:
-                    return self._take_part(brief, this_node(self.request.node))
+                    return self._take_part(brief, told, this_node(self.request.node))
                 except BegunAnew as why:
                     self._teller.say(f"{why}: its processes are ended, and it takes part anew")
 
-    def _take_part(self, brief: Brief, node: NodeId) -> Ended:
+    def _take_part(self, brief: Brief, told: bytes, node: NodeId) -> Ended:
         """Does so once; whatever it has started is gone when this returns or raises.
 
         Raises:
@@ -117,6 +123,8 @@ class Joiner:
         briefing = self._own(brief, node.name)
         start_s, slots = briefing.job.control.start_s, self.request.slots
         with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True))
+            briefing = replace(briefing, heard=(heard := Path(folder) / "heard"))
             local = LocalProcesses(start_s=start_s, signals=self._signals, teller=self._teller)
             stack.enter_context(contextlib.closing(local.awake))
             stack.enter_context(local.running())
@@ -125,29 +133,32 @@ class Joiner:
             keeps = briefing.events != briefing.request.events
             log = EventLog(briefing.events, complain=self._teller.say_once, keeps=keeps)
             stack.enter_context(contextlib.closing(log))
-            agent = Supervising(
-                briefing=briefing,
-                node=node,
+            ports, inbox = joined_ports(briefing, node, local.children, log, told), EventQueue()
+            coordinators = Coordinators(local=local, inbox=inbox, control=briefing.job.control, log=log)
+            agent = agent_of(
+                briefing,
+                ports,
+                local,
+                log,
+                inbox,
                 slots=slots,
-                node_of=lambda worker: node,
-                workers=local.children,
-                around=around_group(briefing, log),
-                local=local,
-                log=log,
-                inbox=EventQueue(),
-                gone=lambda error: error,
-                may_begin_anew=True,
-            ).agent()
+                begun_here=False,
+                stand_by=partial(_stand_by, coordinators, ports.coordinator, self._teller),
+                on_pulse=partial(_touch, heard),
+            )
             room = f"room for {slots} workers" if slots > 1 else "room for one worker"
             self._teller.say(f"node {node} takes part in job {briefing.job.name}, with {room}")
-            with agent.attached():
-                ended = _followed(agent)
+            try:
+                with agent.attached():
+                    ended = _followed(agent)
+            finally:
+                self._addresses = agent.addresses
             if ended.outcome == "done" and briefing.job.loops:
                 await_scripts(ended.members, agent.group.newest, local)
             return ended
 
-    def _ask(self, limit_s: float) -> Brief:
-        """What the coordinator says of the job, once there is one.
+    def _ask(self, limit_s: float) -> bytes:
+        """What a coordinator says of the job, once there is one; unread.
 
         Raises:
             CoordinatorUnavailable: there was none for so long.
@@ -156,7 +167,7 @@ class Joiner:
         self._teller.prepare(f"waiting for the coordinator at {request.coordinator}")
         while True:
             try:
-                told = ask_brief(request.coordinator, request.token, request.tls)
+                told = ask_brief(self._addresses, request.token, request.tls)
             except CoordinatorUnavailable as error:
                 if error.args and NOBODY not in str(error):
                     self._teller.say_once(str(error), str(error))
@@ -164,7 +175,7 @@ class Joiner:
                     raise
             else:
                 self._teller.prepared()
-                return _read(told)
+                return told
             self._pause(_AGAIN_S)
 
     def _pause(self, seconds: float) -> None:
@@ -212,14 +223,15 @@ class Joiner:
             make_private(folder)
             events = folder / events.name
         control = msgspec.structs.replace(briefing.job.control, tls=request.tls)
-        host = request.host or _address_towards(request.coordinator)
+        host = request.host or _address_towards(self._addresses)
         if request.tls is not None:
             check_tls(request.tls, host)
         return replace(
             briefing,
             job=msgspec.structs.replace(briefing.job, control=control),
             token=of_attempt(request.token, briefing.job_id),
-            address=request.coordinator,
+            invitation=request.token,
+            address=self._addresses,
             host=host,
             events=events,
         )
@@ -236,6 +248,28 @@ def _read(told: bytes) -> Brief:
         ) from None
 
 
+def _stand_by(coordinators: Coordinators, spec: CoordinatorSpec, teller: Teller) -> str:
+    """Starts a coordinator on this machine; returns its address, "" if it cannot be started.
+
+    It listens on the port on which the first one does, so that people know where, if that is free here.
+    """
+    for port in dict.fromkeys((spec.port, 0)):
+        try:
+            found = coordinators.start(replace(spec, port=port))
+        except ConfigError as error:
+            why = str(error)
+        else:
+            teller.say(f"a coordinator stands by at {spec.host}:{found}")
+            return f"{spec.host}:{found}"
+    teller.say(f"no coordinator stands by here: {why}")
+    return ""
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.touch()
+
+
 def _text_of(path: Path) -> str:
     try:
         return path.read_text()
@@ -250,11 +284,14 @@ def _followed(agent: NodeAgent) -> Ended:
         BegunAnew: see NodeAgent.follow; or it knows us no more, as it is that of another attempt.
     """
     try:
-        return agent.follow()
+        ended = agent.follow()
     except ConfigError as error:
         if REFUSAL not in str(error):
             raise
         raise BegunAnew("the job was begun anew") from None
+    if ended.outcome == SUPERSEDED:
+        raise BegunAnew("the job was begun anew")
+    return ended
 
 
 def _check_fit(briefing: Briefing, slots: int, local: LocalProcesses) -> None:

@@ -17,14 +17,14 @@ import msgspec
 
 from holdfast.config.job import Job
 from holdfast.config.load import is_loopback
-from holdfast.control.chain.opening import chain_of_run, try_store
+from holdfast.control.chain.opening import DATABASE, chain_of_attempt, try_store
 from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
 from holdfast.control.token import is_token, of_attempt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
-from holdfast.runtime.launch.agents import Supervising, prepare_process
+from holdfast.runtime.launch.agents import agent_of, prepare_process, this_node
 from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.launch.directory import JOB_ID, TOKEN, take_directory
 from holdfast.runtime.launch.ending import (
@@ -118,12 +118,8 @@ class Launcher:
         control = self.request.job.control
         if control.tls is not None:
             check_tls(control.tls, control.host)
-        if control.store == "sqlite":
-            return
-        try:
-            try_store(control.store)
-        except StorageError as error:
-            raise ConfigError(f"control.store: {error}") from None
+        if control.store not in ("auto", "sqlite"):
+            _try_store(control.store)
 
     def _run(self) -> JobOutcome:
         with contextlib.ExitStack() as stack:
@@ -139,12 +135,14 @@ class Launcher:
             briefing = _briefing(request, decision.job, machine, findings)
             self._teller.prepare("starting the coordinator")
             take_directory(request, self.claim or RunDirLock(request.run_dir))
+            if request.job.control.store == "auto" and request.store != "sqlite":
+                _try_store(request.store)
             log = stack.enter_context(contextlib.closing(self._open_log()))
             told = (*_warned(findings), *_scheduled(findings), *self._on_resume(found), decision.chosen)
             self._teller.tell(log, _started(request), *told)
             last.callback(delete_logs, briefing)
             _open_to_others(briefing)
-            return self._train(briefing, ports_of(briefing, self._local.children, log, networks), log)
+            return self._train(briefing, ports_of(briefing, this_node(), self._local.children, log, networks), log)
 
     @contextlib.contextmanager
     def _networks(self) -> Iterator[Networks | None]:
@@ -224,7 +222,8 @@ class Launcher:
         """Starts coordinators and workers and follows the job to its end."""
         inbox, control, spec = EventQueue(), briefing.job.control, ports.coordinator
         coordinators = Coordinators(local=self._local, inbox=inbox, control=control, log=log, entry=ports.entry)
-        numbers = [coordinators.start(spec) for _ in range(control.coordinators)]
+        invites = briefing.request.slots is not None
+        numbers = [coordinators.start(spec) for _ in range(1 if invites else control.coordinators)]
         address = ",".join(f"{spec.host}:{number}" for number in numbers)
         briefing = replace(briefing, address=address)
         self._invite(briefing)
@@ -241,21 +240,18 @@ class Launcher:
 
     def _agent(self, briefing: Briefing, ports: Ports, coordinators: Coordinators, log: EventLog) -> NodeAgent:
         checkpoint = briefing.job.checkpoint
-        return Supervising(
-            briefing=briefing,
-            node=ports.node,
+        return agent_of(
+            briefing,
+            ports,
+            self._local,
+            log,
+            coordinators.inbox,
             slots=briefing.request.begin_here,
-            node_of=ports.node_of or (lambda worker: ports.node),
-            workers=ports.workers,
-            around=ports.around,
-            local=self._local,
-            log=log,
-            inbox=coordinators.inbox,
+            begun_here=True,
             gone=coordinators.supervisor.gone,
             notice_s=checkpoint.on_sigterm if briefing.job.checkpoint_every else 0.0,
             on_progress=self.on_progress,
-            socket=ports.coordinator.socket,
-        ).agent()
+        )
 
     def _invite(self, briefing: Briefing) -> None:
         """Says how agents of other machines come, if they may."""
@@ -310,6 +306,14 @@ def _open_to_others(briefing: Briefing) -> None:
         raise ConfigError(f"--run-dir {request.run_dir}: cannot be written: {error.strerror}") from None
 
 
+def _try_store(url: str) -> None:
+    """Raises ConfigError if decisions cannot be kept there."""
+    try:
+        try_store(url)
+    except StorageError as error:
+        raise ConfigError(f"control.store: {error}; sqlite does, without coordinators on other machines") from None
+
+
 def _started(request: RunRequest) -> JobStarted:
     return JobStarted(
         name=request.job.name,
@@ -338,13 +342,13 @@ def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Preflig
     invitation, job_id = request.token or _invitation(request.run_dir), secrets.token_hex(16)
     return Briefing(
         request=request,
-        job=job,
+        job=_settled(request, job),
         probed=machine.probed,
         planned=findings.planned,
         token=of_attempt(invitation, job_id),
         invitation=invitation,
         job_id=job_id,
-        store=_store(request),
+        store=_store(request, job_id),
         deadline=_deadline(request),
         host=job.control.host,
         events=request.events,
@@ -359,12 +363,17 @@ def _invitation(run_dir: Path) -> str:
     return secrets.token_hex(32)
 
 
-def _store(request: RunRequest) -> str:
-    """The database in the run directory, or a chain of this run's own in what all machines share."""
-    url = request.job.control.store
-    if url == "sqlite":
-        return str(request.run_dir / "control.db")
-    return chain_of_run(url, f"{request.job.name}-{secrets.token_hex(8)}")
+def _settled(request: RunRequest, job: Job) -> Job:
+    """The job, in which it is said where decisions are kept and how many coordinators there are."""
+    control = msgspec.structs.replace(job.control, store=request.store, coordinators=request.coordinators)
+    return msgspec.structs.replace(job, control=control)
+
+
+def _store(request: RunRequest, job_id: str) -> str:
+    """The database in the run directory, or a chain of this attempt's own in what all machines share."""
+    if request.store == "sqlite":
+        return str(request.run_dir / DATABASE)
+    return chain_of_attempt(request.store, request.job.name, job_id)
 
 
 def _deadline(request: RunRequest) -> float:

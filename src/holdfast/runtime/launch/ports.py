@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from holdfast.core.faults import Fault, FaultKind
@@ -13,14 +13,13 @@ from holdfast.errors import InternalError
 from holdfast.runtime.injection.networks import InNamespace, IsolatedWorkers
 from holdfast.runtime.injection.node import NodeFaults, struck, struck_coordinator
 from holdfast.runtime.isolation import Networks
-from holdfast.runtime.launch.agents import this_node
 from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.node.entries import COORDINATOR, EntryPoint
 from holdfast.runtime.node.worker_group import Processes, WorkerGroup
 from holdfast.runtime.specs import CoordinatorSpec
 from holdfast.telemetry.events import EventLog
 
-__all__ = ["Ports", "around_group", "ports_of"]
+__all__ = ["Ports", "joined_ports", "ports_of"]
 
 
 def _nothing(group: WorkerGroup) -> None:
@@ -36,34 +35,35 @@ class Ports:
     """What a job's processes are started through.
 
     Attributes:
-        coordinator: what a coordinator is told.
+        coordinator: what a coordinator on this machine is told.
         entry: what runs in its process.
+        node: the agent's.
         workers: starts workers.
         around: puts something around the group of workers, before any is started.
         cut: takes a node's network link down.
-        node: the agent's.
         node_of: the part of it that each worker is on; None: there are none.
     """
 
     coordinator: CoordinatorSpec
     entry: EntryPoint = COORDINATOR
+    node: NodeId
     workers: Processes
     around: Callable[[WorkerGroup], None] = _nothing
     cut: Callable[[int], None] = _no_network
-    node: NodeId = field(default_factory=this_node)
     node_of: Callable[[WorkerId], NodeId] | None = None
 
 
-def ports_of(briefing: Briefing, workers: Processes, log: EventLog, networks: Networks | None) -> Ports:
-    """Returns the ports of a job, with its faults and networks around them.
+def ports_of(briefing: Briefing, node: NodeId, workers: Processes, log: EventLog, networks: Networks | None) -> Ports:
+    """Returns the ports of a job where it is begun, with its faults and networks around them.
 
     Args:
         briefing: what its processes are told.
+        node: the agent's.
         workers: starts processes on this machine.
         log: the job's events.
         networks: that its nodes are to be in; None: the host's.
     """
-    ports = Ports(coordinator=briefing.coordinator(), workers=workers)
+    ports = Ports(coordinator=briefing.coordinator(node), node=node, workers=workers)
     if networks is not None:
         ports = _isolated(ports, briefing, networks)
     if briefing.request.faults:
@@ -95,13 +95,22 @@ def _struck(ports: Ports, briefing: Briefing, log: EventLog) -> Ports:
     )
 
 
-def around_group(briefing: Briefing, log: EventLog) -> Callable[[WorkerGroup], None]:
-    """Returns what puts something around a further machine's group of workers: the faults that are to strike there.
+def joined_ports(briefing: Briefing, node: NodeId, workers: Processes, log: EventLog, brief: bytes) -> Ports:
+    """Returns those of a further machine, with the faults around its workers that are to strike there.
 
     Who comes at a fault comes on the machine where the job was begun.
+
+    Args:
+        briefing: what its processes are told.
+        node: the agent's.
+        workers: starts processes on this machine.
+        log: where events go.
+        brief: what this machine was told of the job, unread: its coordinators tell others the same.
     """
+    spec = replace(briefing.coordinator(node), brief=brief, again=True)
     faults = tuple(fault for fault in briefing.request.faults if fault.kind is not FaultKind.JOIN)
-    return _strikes(briefing, faults, _no_network, log) if faults else _nothing
+    around = _strikes(briefing, faults, _no_network, log) if faults else _nothing
+    return Ports(coordinator=spec, node=node, workers=workers, around=around)
 
 
 def _strikes(

@@ -70,7 +70,7 @@ def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
     probed = machine.probed
     if probed is None:
         asked = (partial(check_accepted, request.job, request.accept), partial(_check_networks, request))
-        return PreflightFindings(errors=errors + _errors(*asked))
+        return PreflightFindings(errors=errors + _errors(*asked, partial(_check_coordinators, request)))
     if errors:
         return PreflightFindings(errors=errors)
     try:
@@ -125,6 +125,15 @@ def _check_target(request: RunRequest, fault: Fault) -> None:
     if worker is not None and not job.has(worker) and worker not in job.spares:
         last = (WorkerId(len(job.sizes) - 1, job.sizes[-1] - 1), *job.spares)[-1]
         raise ConfigError(f"--fault {fault}: there is no worker {worker}; workers are 0.0 to {last}")
+
+
+def _check_coordinators(request: RunRequest) -> None:
+    several, port = request.coordinators > 1, request.job.control.port
+    if several and (request.store == "sqlite" or (request.slots is None and port)):
+        raise ConfigError(
+            f"control.coordinators: {request.coordinators} need a control.store that others see: etcd://HOST:PORT, a "
+            "shared folder or s3://BUCKET/PREFIX; and control.port: 0, if all are to be on this machine"
+        )
 
 
 def _check_networks(request: RunRequest) -> None:

@@ -11,7 +11,12 @@ from holdfast.core.profile import Profile
 from holdfast.runtime.resume import checkpoints_url
 from holdfast.runtime.specs import ResumeFrom
 
-__all__ = ["RunRequest"]
+__all__ = ["DECISIONS", "RunRequest"]
+
+DECISIONS = "decisions"
+"""The folder in the run directory that keeps decisions, where coordinators on several machines are to see them."""
+_ELSEWHERE = 3
+"""Coordinators, if nothing is said: two of them may be lost, one after the other, and there is one at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,20 @@ class RunRequest:
     def isolated(self) -> bool:
         """Whether nodes are to be in networks of their own."""
         return self.isolate or any(fault.kind is FaultKind.PARTITION for fault in self.faults)
+
+    @property
+    def store(self) -> str:
+        """Where decisions are kept: ``sqlite``, or what all coordinators see."""
+        known = self.job.control.store
+        if known != "auto":
+            return known
+        return "sqlite" if self.slots is None else str(self.run_dir.absolute() / DECISIONS)
+
+    @property
+    def coordinators(self) -> int:
+        """How many there are to be; where agents of other machines can come, all but one of them are there."""
+        known = self.job.control.coordinators
+        return known or (1 if self.slots is None or self.store == "sqlite" else _ELSEWHERE)
 
     @property
     def checkpoints(self) -> str:

@@ -41,6 +41,7 @@ from holdfast.control.messages import StateAt
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.plan_lookup import PlanLookup
 from holdfast.control.reshaper import Reshaper
+from holdfast.control.standbys import Standbys
 from holdfast.control.tls import server_credentials
 from holdfast.errors import (
     ConfigError,
@@ -129,15 +130,21 @@ class _Waiting:
 
 def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting: _Waiting) -> Coordinator:
     """Returns, once it leads, one that begins the job, or goes on with what its store remembers."""
-    leading, stored, unknown = _recall(spec, waiting)
+    control, (leading, stored, unknown) = spec.job.control, _recall(spec, waiting)
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     awake = AwakeClock()
-    follows = spec.again or spec.job.control.coordinators > 1
+    follows = spec.again or (leading is not None and leading.first > 1)
     membership = _membership(
         spec,
         stored,
-        reattach_until=awake() + spec.job.control.reattach_s,
-        seats_from=awake() + HEARD_S if follows else 0.0,
+        Contact(
+            reattach_until=awake() + control.reattach_s,
+            seats_from=awake() + HEARD_S if follows else 0.0,
+            home=spec.node,
+            others_lead=control.coordinators > 1,
+            alone_at=awake(),  # that we lead is stored
+            patience_s=control.reattach_s,
+        ),
     )
     if stored is None:  # this is the beginning, or what was decided is lost
         membership = replace(membership, contact=replace(membership.contact, told_gone=_told_gone(spec)))
@@ -154,6 +161,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         directory=PeerDirectory(spec.token),
+        standbys=Standbys(control.coordinators),
         advisers=_advisers(spec, log),
     )
     for put_around in spec.around:
@@ -179,12 +187,20 @@ def _recall(spec: CoordinatorSpec, waiting: _Waiting) -> tuple[Leading | None, S
     leading, stored, unknown = Leading(chain=chain, by=by, first=UNREAD, number=UNREAD), None, ""
     try:
         alone = spec.job.control.coordinators == 1
-        leading, stored = lead(chain, job=spec.rules.job, by=by, alone=alone, note=waiting.note)
+        heard = partial(_heard_at, spec.heard)
+        leading, stored = lead(chain, job=spec.rules.job, by=by, alone=alone, note=waiting.note, heard=heard)
     except CorruptBlob as error:
         unknown = str(error)
     signs = partial(show_life, leading, lambda: os._exit(_SUPERSEDED))
     threading.Thread(target=signs, name="signs of life", daemon=True).start()
     return (None, None, unknown) if unknown else (leading, stored, "")
+
+
+def _heard_at(path: str | None) -> int | None:
+    """When our agent heard of who leads; None if it has not, or cannot tell."""
+    with contextlib.suppress(OSError):
+        return None if path is None else os.stat(path).st_mtime_ns
+    return None
 
 
 def _told_gone(spec: CoordinatorSpec) -> frozenset[str]:
@@ -198,18 +214,16 @@ def _watch(control: Control) -> Watch:
     return Watch(limit_s=control.hang_s, load_s=control.load_s, compile_s=control.compile_s, beat_s=control.heartbeat_s)
 
 
-def _membership(
-    spec: CoordinatorSpec, stored: StoredDecision | None, *, reattach_until: float, seats_from: float
-) -> Membership:
+def _membership(spec: CoordinatorSpec, stored: StoredDecision | None, contact: Contact) -> Membership:
     begins = Membership.before(
         spec.rules,
         spec.plan,
-        contact=Contact(reattach_until=reattach_until, seats_from=seats_from),
+        contact=contact,
         vacancies=Vacancies(starting=Starting(limit_s=spec.job.control.start_s)),
         restoring=Restoring(restorable=_restorable(spec)),
         watch=_watch(spec.job.control),
     )
-    return begins if stored is None else restore(begins, stored, reattach_until=reattach_until)
+    return begins if stored is None else restore(begins, stored, reattach_until=contact.reattach_until)
 
 
 def _restorable(spec: CoordinatorSpec) -> tuple[StateAt, ...]:

@@ -167,7 +167,7 @@ class ScriptProcess(WorkerProcess):
     def _descriptors(self) -> Iterator[int]:
         """What no process that the script forks is to have: links, the control connection, the event log."""
         yield from watched()
-        yield from leading_to(set(self._spec.address.split(",")))
+        yield from leading_to(set(self._client.addresses.split(",")))
         yield from opened(self._spec.events)
 
     def _build(self, plan: Plan) -> StageParts:

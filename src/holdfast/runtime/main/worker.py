@@ -125,6 +125,7 @@ class WorkerProcess:
             reattach_s=spec.job.control.reattach_s,
             clock=self._awake,
             tls=spec.job.control.tls,
+            impatient=spec.job.control.coordinators > 1,
         )
 
     def run(self) -> None:

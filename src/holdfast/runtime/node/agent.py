@@ -23,6 +23,8 @@ from holdfast.control.messages import (
     Preempted,
     Progress,
     Remark,
+    StandBy,
+    StandingBy,
     StartWorker,
     Strike,
     Told,
@@ -51,12 +53,14 @@ class Line:
         token: the job's.
         reattach_s: seconds without a coordinator after which it is given up.
         tls: certificates; None connects in the clear.
+        impatient: whether another coordinator may lead, so that one that is silent is soon given up.
     """
 
     address: str
     token: str = field(repr=False)
     reattach_s: float
     tls: Tls | None
+    impatient: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +81,9 @@ class NodeAgent:
         on_progress: called after every step.
         inbox: what is to be handled.
         may_begin_anew: whether it may come again as the agent of another node.
+        coordinators: the addresses of those that were started here.
+        stand_by: starts one more, that stands by, and returns its address; "": it cannot.
+        on_pulse: called with every sign of life of whoever leads.
         group: the node's workers.
         checkpoint: the newest that there is; 0 for none.
         last: the newest step that we heard of.
@@ -92,6 +99,9 @@ class NodeAgent:
     on_progress: Callable[[Progress], None]
     inbox: EventQueue
     may_begin_anew: bool = False
+    coordinators: tuple[str, ...] = ()
+    stand_by: Callable[[], str] = lambda: ""
+    on_pulse: Callable[[], None] = lambda: None
     checkpoint: int = 0
     last: Progress | None = None
     group: WorkerGroup = field(init=False)
@@ -110,8 +120,15 @@ class NodeAgent:
             reattach_s=self.line.reattach_s,
             clock=self.local.awake,
             tls=self.line.tls,
+            impatient=self.line.impatient,
+            on_pulse=self.on_pulse,
         )
         self.group = self.make_group(self._client.send)
+
+    @property
+    def addresses(self) -> str:
+        """Where there are coordinators, as far as we were told; joined by commas."""
+        return self._client.addresses
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -166,9 +183,17 @@ class NodeAgent:
                 self._obey(item)
             case BeginAnew(reason=reason) if self.may_begin_anew:
                 raise BegunAnew(reason)
+            case StandBy():
+                self._stand_by()
             case act if callable(act):
                 act()
         return None
+
+    def _stand_by(self) -> None:
+        """Starts a coordinator, unless there is one: it was asked for twice then."""
+        if not self.coordinators and (address := self.stand_by()):
+            self.coordinators = (address,)
+        self._client.send(StandingBy(process=self._hello().process, address=",".join(self.coordinators)))
 
     def _obey(self, command: Gathered | Told | Progress | Fence | Strike | StartWorker | Remark) -> None:
         teller = self.local.teller
@@ -222,7 +247,7 @@ class NodeAgent:
         )
 
     def _hello(self) -> Hello:
-        return replace(self.group.hello(), preempted=self._preempted)
+        return replace(self.group.hello(), preempted=self._preempted, coordinators=self.coordinators)
 
     def _on_command(self, command: Command) -> None:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
