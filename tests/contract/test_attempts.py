@@ -6,6 +6,7 @@ from contextlib import closing
 
 import msgspec
 import pytest
+from tests.waiting import until
 
 from holdfast.control.chain.leading import end_for_good, is_led, lead, show_life
 from holdfast.control.chain.opening import open_chain
@@ -41,6 +42,7 @@ def test_who_gives_signs_of_life_leads(chain):
     one, deposed = leading(chain, "a"), threading.Event()
     thread = threading.Thread(target=show_life, args=(one, deposed.set), daemon=True)
     thread.start()
+    until(lambda: chain.said() is not None)
     assert is_led(chain)
     while not deposed.is_set():  # its sign and that of one who leads later may cross
         chain.say(msgspec.json.encode({"number": 9, "by": 16 * "b", "count": 0}))
