@@ -17,6 +17,7 @@ import boto3
 import pytest
 import torch
 from hypothesis import settings
+from tests.networks import inside
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control.chain.etcd import Etcd
@@ -167,30 +168,36 @@ def _free_port():
 
 
 class EtcdServer:
-    """One server with its data in ``folder``."""
+    """One server with its data in ``folder``; in a network of its own, if a namespace is given."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, namespace=None):
         if shutil.which("etcd") is None:
             pytest.skip("etcd is not installed; Debian: apt-get install etcd-server")
         self._folder, self.port, self._peer_port = folder, _free_port(), _free_port()
-        self.url = f"etcd://127.0.0.1:{self.port}/test"
-        self.etcd = Etcd(host="127.0.0.1", port=self.port)
+        self._host = "127.0.0.1" if namespace is None else namespace.host
+        self._namespace = namespace
+        self.url = f"etcd://{self._host}:{self.port}/test"
+        self.etcd = Etcd(host=self._host, port=self.port)
         self.start()
 
     def start(self, *more):
         """Starts it, with ``more`` flags."""
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        client, peer = f"http://{self._host}:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        there = [] if self._namespace is None else ["nsenter", f"--net={self._namespace.path}"]
         flags = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
         flags += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         with (self._folder / "etcd.log").open("ab") as log:
-            command = ["etcd", "--data-dir", str(self._folder / "data"), "--log-level", "error", *flags, *more]
+            command = [*there, "etcd", "--data-dir", str(self._folder / "data"), "--log-level", "error", *flags, *more]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         log = self._folder / "etcd.log"
         until(self.answers, lambda: f"the first answer of etcd, which says {log.read_text()!r},", self._process)
 
     def answers(self):
+        def ask():
+            return self.etcd.call("maintenance/status", {})
+
         try:
-            return bool(self.etcd.call("maintenance/status", {}))
+            return bool(ask() if self._namespace is None else inside(self._namespace, ask))
         except StorageError:
             return False
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.conftest import EtcdServer
 from tests.dist.conftest import JOBS, LOOP_SCRIPT, check_executed
 from tests.networks import needs_networks
 from tests.waiting import LIMIT_S, until
@@ -40,10 +41,11 @@ class Cluster:
         self.head = None
         self.agents = []
 
-    def begin(self, *words):
-        """Starts the job; returns once agents are invited."""
+    def begin(self, *words, node=None):
+        """Starts the job, in the hub or on a node; returns once agents are invited."""
         words = (*words[:1], "--run-dir", self.run_dir, *words[1:])
-        self.head = self._start("head", None if self.networks is None else self.networks.hub, *words)
+        place = self.networks and (self.networks.hub if node is None else self.networks.node(node))
+        self.head = self._start("head", place, *words)
         self.invitation = until(self._invitation, lambda: self.said("head"), self.head)
 
     def _invitation(self):
@@ -73,6 +75,10 @@ class Cluster:
     def ran(self, step):
         """Waits until somebody has run a step."""
         until(lambda: any(event.step >= step for event in self.events(StepOps)), self.story, self.head)
+
+    def stands_by(self, *names):
+        for name in names:
+            until(lambda name=name: "a coordinator stands by at" in self.said(name), self.story, self.head)
 
     def came(self, worker):
         until(lambda: any(event.worker == worker for event in self.events(Synced)), self.story, self.head)
@@ -107,6 +113,14 @@ def apart(tmp_path):
     """Three nodes; the job is begun on a fourth."""
     with Networks(3) as networks, contextlib.closing(Cluster(tmp_path, networks)) as made:
         yield made
+
+
+@pytest.fixture
+def store_apart(apart, tmp_path_factory):
+    """An etcd in the hub of these networks."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), apart.networks.hub)
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -277,8 +291,7 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     options = ("--set", LONGER, "--set", "control.insecure=true")
     apart.begin("train", small, "--listen", apart.networks.hub.host, "--slots", 2, *options)
     agents = [apart.join(slots, node) for node, slots in enumerate((2, 4))]
-    for name in ("node-0", "node-1"):
-        until(lambda name=name: "a coordinator stands by at" in apart.said(name), apart.story, apart.head)
+    apart.stands_by("node-0", "node-1")
     apart.ran(3)
     for process in (*processes_below(apart.head), apart.head):
         process.kill()
@@ -286,3 +299,22 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     assert digest_run(apart.run_dir / "final").weights_sha256 == runs.healthy("small", (LONGER,)).weights_sha256
     lost = {event.worker for event in apart.events(Detected)}
     assert len(lost) == 2
+
+
+@needs_networks
+def test_the_machine_where_the_job_was_begun_is_cut_off_from_all_others_and_the_store(apart, small, runs, store_apart):
+    """Another coordinator leads; what the first one decides is none, and back again it follows the job to its end."""
+    options = ("--set", LONGER, "--set", "control.insecure=true", "--set", f"control.store={store_apart.url}")
+    apart.begin("train", small, "--listen", apart.networks.node(0).host, "--slots", 2, *options, node=0)
+    agents = [apart.join(slots, node) for node, slots in ((1, 2), (2, 4))]
+    apart.stands_by("node-0", "node-1")
+    apart.ran(3)
+    apart.networks.cut(0)
+    until(lambda: len(apart.events(Detected)) == 2, apart.story, apart.head)
+    ready = apart.events(CoordinatorReady)
+    assert len({event.pid for event in ready}) == 2
+    apart.networks.heal(0)
+    said = apart.end()
+    assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
+    assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
+    assert len(apart.events(Detected)) == 2, "nobody else was held to be gone"
