@@ -52,6 +52,11 @@ class Cluster:
         found = re.search(r"by: holdfast (agent .*) --slots N", self.said("head"))
         return found and found[1].split()
 
+    def tried_again(self, command, *words):
+        """What the command that begins the job ends with."""
+        again = self._start("again", self.networks.hub, command, "--run-dir", self.run_dir, *words)
+        return again.wait(LIMIT_S)
+
     def join(self, slots, node, *words):
         """Starts an agent on the node of this number; returns its process."""
         place = None if self.networks is None else self.networks.node(node)
@@ -162,7 +167,7 @@ def test_nodes_die_and_come(apart, small, runs):
     assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
     check_executed(apart.run_dir)
     assert [each.wait(LIMIT_S) for each in (cut, last)] == [0, 0]
-    assert any("any 2 of them may be lost" in event.text for event in apart.events(Notice))
+    assert "6 workers begin on 3 nodes: any 2 of them may be lost" in [event.text for event in apart.events(Notice)]
 
 
 def test_agents_may_come_first_and_the_coordinator_may_die(cluster, small, runs):
@@ -287,7 +292,10 @@ def test_a_machine_that_computes_other_bits_is_refused(cluster, small, monkeypat
 
 @needs_networks
 def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
-    """Its coordinator and two workers with it: another one leads, on a node with room for the two."""
+    """Its coordinator and two workers with it: another one leads, on a node with room for the two.
+
+    The same command, as somebody may start it again by itself, is refused while the job goes on.
+    """
     options = ("--set", LONGER, "--set", "control.insecure=true")
     apart.begin("train", small, "--listen", apart.networks.hub.host, "--slots", 2, *options)
     agents = [apart.join(slots, node) for node, slots in enumerate((2, 4))]
@@ -295,6 +303,9 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     apart.ran(3)
     for process in (*processes_below(apart.head), apart.head):
         process.kill()
+    until(lambda: apart.events(Detected), apart.story)
+    assert apart.tried_again("train", small, "--listen", apart.networks.hub.host, "--resume", "auto", *options) == 2
+    assert "its job goes on, led by a coordinator on another machine" in apart.said("again")
     assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
     assert digest_run(apart.run_dir / "final").weights_sha256 == runs.healthy("small", (LONGER,)).weights_sha256
     lost = {event.worker for event in apart.events(Detected)}
@@ -318,3 +329,22 @@ def test_the_machine_where_the_job_was_begun_is_cut_off_from_all_others_and_the_
     assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
     assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
     assert len(apart.events(Detected)) == 2, "nobody else was held to be gone"
+
+
+@needs_networks
+def test_who_alone_reaches_the_store_goes_on_and_all_others_come_again(apart, small, runs):
+    """The machine where the job was begun is cut off from all others, but not from the folder of decisions."""
+    options = ("--set", LONGER, "--set", "control.insecure=true")
+    apart.begin("train", small, "--listen", apart.networks.node(0).host, "--slots", 2, *options, node=0)
+    agents = [apart.join(2, node) for node in (1, 2)]
+    apart.stands_by("node-0", "node-1")
+    apart.ran(3)
+    apart.networks.cut(0)
+    until(lambda: len(apart.events(Detected)) == 4, apart.story, apart.head)
+    apart.networks.heal(0)
+    for name in ("node-0", "node-1"):
+        until(lambda name=name: "it takes part anew" in apart.said(name), apart.story, apart.head)
+    said = apart.end()
+    assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
+    assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
+    assert len(apart.events(CoordinatorReady)) == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import selectors
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grpc
 import msgspec
@@ -54,6 +57,8 @@ _OPTIONS = [
 _IMPATIENT = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000, "grpc.http2.ping_timeout_ms": 1000}
 RETRY_S = 0.05
 _CONNECT_S = 1.0
+_OTHERS_S = 0.25
+"""Once one accepts, so long is waited for the others, from the beginning: longer than a round trip takes."""
 _BRIEF_S = 10.0
 NOBODY = "nobody listens there"
 
@@ -201,8 +206,9 @@ class ControlClient:
                 self._heard = False
             else:
                 time.sleep(RETRY_S)
-                self._addresses.rotate()
-            if _listens(self._address):
+                self._addresses.rotate(-1)
+            if listening := _listening(self._addresses):
+                self._addresses.rotate(-self._addresses.index(listening[0]))
                 return True
         return False
 
@@ -221,7 +227,7 @@ def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
     """
     credentials, problem = channel_credentials(tls) if tls else None, CoordinatorUnavailable("nobody was asked")
     for each in address.split(","):
-        if not _listens(each):
+        if not _listening((each,)):
             problem = CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}")
             continue
         with _opened(each, credentials, _OPTIONS) as channel:
@@ -313,18 +319,40 @@ class _Outbox:
             return waiting
 
 
-def _listens(address: str) -> bool:
-    """Whether a connection is accepted there; not one that the kernel made between the two ends of one socket."""
-    if address.startswith("unix:"):
-        return _listens_at_path(address.removeprefix("unix:"))
+def _listening(addresses: Iterable[str]) -> list[str]:
+    """Where connections are accepted, in the order of these addresses; whoever does not answer holds up no other one.
+
+    Not where the kernel has made a connection between the two ends of one socket.
+    """
+    began, ways = time.monotonic(), list(addresses)
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as pending:
+        found = {way for way in ways if _dialled(way, pending, stack)}
+        while pending.get_map() and (left_s := began + (_OTHERS_S if found else _CONNECT_S) - time.monotonic()) > 0:
+            for key, _ in pending.select(left_s):
+                pending.unregister(key.fileobj)
+                assert isinstance(key.fileobj, socket.socket), "as it was registered"
+                if _is_open(key.fileobj):
+                    found.add(key.data)
+    return [way for way in ways if way in found]
+
+
+def _dialled(address: str, pending: selectors.BaseSelector, stack: contextlib.ExitStack) -> bool:
+    """Begins to connect; returns whether that is done already. If it is still to be known, it is pending."""
+    local = address.startswith("unix:")
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _CONNECT_S) as probe:
-            return bool(probe.getsockname() != probe.getpeername())
+        probe = stack.enter_context(socket.socket(socket.AF_UNIX if local else socket.AF_INET))
+        probe.setblocking(False)
+        code = probe.connect_ex(address.removeprefix("unix:") if local else (host, int(port)))
+    except OSError:  # such as a name that is not known
+        return False
+    if code == errno.EINPROGRESS:
+        pending.register(probe, selectors.EVENT_WRITE, address)
+    return code == 0 and (local or _is_open(probe))
+
+
+def _is_open(probe: socket.socket) -> bool:
+    try:
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and probe.getsockname() != probe.getpeername()
     except OSError:
         return False
-
-
-def _listens_at_path(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == 0

@@ -358,6 +358,6 @@ def test_whom_nobody_reaches_though_another_may_lead_gives_nobody_up(job):
     job.restarted()
     job.state = replace(job.state, contact=replace(job.state.contact, home=NODE, others_lead=True))
     assert job.give(Tick(), now=61.0).state.roster.lost == frozenset()
-    job.give(agent(NODE), now=62.0).give(Tick(), now=64.9)
+    job.give(agent(NODE), now=62.0).give(Tick(), now=61.9 + BACK_S)
     assert job.state.roster.lost == frozenset()
-    assert job.give(Tick(), Tick(), now=65.0).state.roster.lost == set(PLAN.workers)
+    assert job.give(Tick(), Tick(), now=62.0 + BACK_S).state.roster.lost == set(PLAN.workers)

@@ -1,5 +1,6 @@
 """The client over real gRPC, to a coordinator in a process of its own that is really killed and started again."""
 
+import contextlib
 import queue
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from tests.processes import NODE, process_of
 from tests.waiting import LIMIT_S
 
-from holdfast.control.client import ControlClient, _Outbox
+from holdfast.control.client import ControlClient, _listening, _Outbox
 from holdfast.control.messages import (
     Attached,
     Dormant,
@@ -305,3 +306,24 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_coordinator():
         awake_s[0] = 0.3
         assert isinstance(closed.get(timeout=LIMIT_S), CoordinatorUnavailable)
         client.close()
+
+
+def test_all_coordinators_that_accept_are_found_whatever_the_others_do(tmp_path):
+    """One accepts by a name, one by a path; one refuses; one is silent, as its queue is full."""
+    path = tmp_path / "door"
+    with contextlib.ExitStack() as stack:
+        here, silent, closed = (
+            stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0)) for _ in range(3)
+        )
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(path))
+        door.listen()
+        ports = {each: each.getsockname()[1] for each in (here, silent, closed)}
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", ports[silent]))
+        closed.close()
+        asked = [f"127.0.0.1:{ports[each]}" for each in (silent, closed)]
+        found = _listening([*asked, f"localhost:{ports[here]}", f"unix:{path}"])
+    assert found == [f"localhost:{ports[here]}", f"unix:{path}"]

@@ -114,6 +114,23 @@ def test_another_waits_while_there_are_signs_of_life_and_takes_over_once_there_a
     assert leading.put(decision(2)) == Stored()
 
 
+@pytest.mark.parametrize("beats", [0, 20])
+def test_of_two_that_wait_for_one_to_be_silent_the_later_waits_for_the_other(open_it, time, beats):
+    """That has put its entry, and not yet given a sign of life; if it dies before it does, it is silent as well."""
+    first, _ = leads(open_it(), ONE)
+    sign(first)
+    beat_s, others = first.chain.beat_s, []
+
+    def take_over():
+        others.append(leads(open_it(), TWO, alone=True)[0])
+        time.at(time.now + beat_s, lambda: signs(time, others[0], beats))
+
+    time.at((SILENT_BEATS - 0.01) * beat_s, take_over)
+    third, _ = leads(open_it(), 16 * "3")
+    assert third.first == others[0].first + 1
+    assert time.now >= (2 * SILENT_BEATS + beats) * beat_s
+
+
 def test_who_was_away_learns_that_it_does_not_lead_any_more(open_it, time):
     old, _ = leads(open_it(), ONE)
     new, _ = leads(open_it(), TWO, alone=True)

@@ -120,14 +120,17 @@ def lead(
         StorageError: the store refuses what is needed.
     """
     shared = chain.beat_s is not None
-    calls = _Calls(note=note, patient=shared)
+    calls, silent = _Calls(note=note, patient=shared), ""
     while True:
         waits = shared and not alone
         empty = waits and calls.answered(partial(_is_empty, chain))
         if waits and not empty:
-            _wait_for_silence(chain, calls, heard)
+            said = _wait_for_silence(chain, calls, heard)
         found = None if empty else calls.answered(chain.newest)
-        number, decision = (0, None) if found is None else (found.number, _decision(chain, job, found.body))
+        number, leads, decision = (0, "", None) if found is None else (found.number, *_read(chain, job, found.body))
+        if waits and not empty and leads not in (silent, _said_by(said)):
+            silent = leads  # it began to lead while we waited for another one, and may be yet to give a sign of life
+            continue
         ours = Entry(by=by, decision=decision).encoded
         first = number + 1
         try:
@@ -148,11 +151,20 @@ def _is_empty(chain: Chain) -> bool:
         return False
 
 
-def _decision(chain: Chain, job: str, body: bytes) -> StoredDecision | None:
-    decision = read_entry(body, str(chain)).decision
-    if decision is not None and decision.job != job:
+def _read(chain: Chain, job: str, body: bytes) -> tuple[str, StoredDecision | None]:
+    """Who put an entry, and its decision."""
+    entry = read_entry(body, str(chain))
+    if entry.decision is not None and entry.decision.job != job:
         raise CorruptBlob(str(chain), "the decisions of this job", "those of another")
-    return decision
+    return entry.by, entry.decision
+
+
+def _said_by(said: bytes | None) -> str:
+    """Whose sign of life this is; "" if it is none."""
+    try:
+        return "" if said is None else msgspec.json.decode(said, type=_Sign).by
+    except msgspec.MsgspecError:
+        return ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,8 +200,8 @@ class _Calls:
                 return found
 
 
-def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) -> None:
-    """Returns when whoever leads has given no sign of life for so long that it seems dead.
+def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) -> bytes | None:
+    """Returns the last sign of life, once whoever leads has given none for so long that it seems dead.
 
     While the store is away nobody can give one: that is no silence.
     """
@@ -211,6 +223,7 @@ def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) 
 
     while not calls.answered(look):
         time.sleep(beat_s / _POLLS)
+    return known[0]
 
 
 def is_led(chain: Chain) -> bool:

@@ -81,7 +81,8 @@ def _told_spread(state: Membership, where: dict[WorkerId, NodeId]) -> tuple[Outp
     if len(nodes) == 1:
         return ()
     lost = survives(state.grid.baseline.placement, where)
-    some = f"any {lost} of them may be lost, but the coordinator's" if lost else "some layer has owners on one alone"
+    but = "" if state.contact.others_lead else ", but the coordinator's"
+    some = f"any {lost} of them may be lost{but}" if lost else "some layer has owners on one alone"
     text = f"{len(where)} workers begin on {len(nodes)} nodes: {some}"
     told = Tell(to=None, command=Remark(worker=None, kind="nodes", text=text))
     return (Record(event=Notice(worker="coordinator", text=text)), told)

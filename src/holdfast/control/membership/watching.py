@@ -40,9 +40,9 @@ WHOLE_NODE_S = 0.04
 """Where none of a node's processes has a connection, one that lives is back in less: it tries again at once."""
 AGENT_ALONE_S = 0.3
 """Where an agent has none and some of its workers do: they end with it, large ones later."""
-BACK_S = 3.0
+BACK_S = 1.5
 """Where those who are back at a coordinator that was started again hold all, whoever lives is back in less: it tries
-the addresses of all coordinators in turn, each for a second at most."""
+the addresses of all coordinators, again and again."""
 _SILENT_BEATS = 2
 """Who had sent no heartbeat for so many by then is silent, with the whole host: its connection stands for nothing."""
 AGAIN_S = 60.0
