@@ -31,8 +31,9 @@ from holdfast.telemetry.events import Detected, Event, Rebuilt, StepOps, read_ev
 from measure import Interval, Recorder, interval, print_table, progress, verdict
 from measured_run import op_profile
 
-TARGETS_S = {"kill": 0.15, "cut": 1.5}
-"""Of a kill to the links that are made anew, which is all but what is left of the step; of a cut to that as well."""
+TARGETS_S = {"kill": 0.15, "cut": 1.5, "head": None}
+"""Of a kill to the links that are made anew, which is all but what is left of the step; of a cut to that as well; none
+for the loss of the machine where the job was begun, with its coordinator."""
 START_TARGET_S = 30.0
 METRICS = ("detected_s", "rebuilt_s", "commit_s")
 _LAYERS = 12
@@ -42,16 +43,16 @@ _LIMIT_S = 180.0
 class _Nodes:
     """A job in networks of its own, and its agents."""
 
-    def __init__(self, folder: Path, job: Job, op_s: float, networks: Networks) -> None:
+    def __init__(self, folder: Path, job: Job, op_s: float, networks: Networks, slots: int) -> None:
         self.events_path = folder / "run" / "events.jsonl"
         self._folder, self._networks = folder, networks
         self._processes: list[subprocess.Popen[bytes]] = []
         (folder / "job.yaml").write_text(dump_job(job))
         (folder / "profile.json").write_bytes(dump_profile(op_profile(_LAYERS, job.grid.stages, op_s)))
-        self._start(
+        self._head = self._start(
             "head",
             networks.hub,
-            *("train", "job.yaml", "--emulate", "profile.json", "--run-dir", "run", "--slots", "0", "--quiet"),
+            *("train", "job.yaml", "--emulate", "profile.json", "--run-dir", "run", "--slots", str(slots), "--quiet"),
             *("--listen", networks.hub.host, "--set", "control.insecure=true", "--set", "control.reattach_s=5"),
         )
         found = _until(lambda: re.search(r"by: holdfast (agent .*) --slots N", (folder / "head").read_text()))
@@ -75,6 +76,13 @@ class _Nodes:
             self._processes.append(subprocess.Popen(line, cwd=self._folder, stdout=out, stderr=subprocess.STDOUT))
         return self._processes[-1]
 
+    def kill_head(self) -> float:
+        """Kills the machine where the job was begun, once another coordinator stands by; returns when."""
+        _until(lambda: any("stands by at" in path.read_text() for path in self._folder.glob("node-*")))
+        struck = time.monotonic()
+        _kill(self._head)
+        return struck
+
     def events(self) -> list[tuple[float, Event]]:
         """What has happened so far."""
         return read_events(self.events_path)
@@ -86,12 +94,17 @@ class _Nodes:
     def close(self) -> None:
         """Ends all of it."""
         for process in self._processes:
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process, and all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        agent = psutil.Process(process.pid)
+        for each in (*agent.children(recursive=True), agent):
             with contextlib.suppress(psutil.NoSuchProcess):
-                agent = psutil.Process(process.pid)
-                for each in (*agent.children(recursive=True), agent):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
-            process.wait()
+                each.kill()
+    process.wait()
 
 
 def main() -> int:
@@ -135,22 +148,24 @@ def _job(pipelines: int) -> Job:
 
 
 @contextlib.contextmanager
-def _nodes(pipelines: int, op_s: float) -> Iterator[tuple[_Nodes, Networks]]:
+def _nodes(pipelines: int, op_s: float, slots: int = 0) -> Iterator[tuple[_Nodes, Networks]]:
     with tempfile.TemporaryDirectory(prefix="holdfast-nodes-") as folder, Networks(pipelines) as networks:
-        nodes = _Nodes(Path(folder), _job(pipelines), op_s, networks)
+        nodes = _Nodes(Path(folder), _job(pipelines), op_s, networks, slots)
         with contextlib.closing(nodes):
             yield nodes, networks
 
 
 def _struck(how: str, moment: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Strikes the second of three nodes; returns the row."""
-    op_s = options.op_ms / 1000
-    with _nodes(3, op_s) as (nodes, networks):
-        agents = [nodes.join(node, 4) for node in range(3)]
+    """Strikes the second of three nodes, or the one where the job was begun; returns the row."""
+    op_s, slots = options.op_ms / 1000, 4 if how == "head" else 0
+    with _nodes(3, op_s, slots) as (nodes, networks):
+        agents = [nodes.join(node, 4) for node in range(2 if slots else 3)]
         nodes.committed(4)
         time.sleep(moment * op_s * 36)
         struck = time.monotonic()
-        if how == "kill":
+        if slots:
+            struck = nodes.kill_head()
+        elif how == "kill":
             agents[1].send_signal(signal.SIGKILL)
         else:
             networks.cut(1)
@@ -208,12 +223,10 @@ def _show(summary: list[dict[str, Any]]) -> None:
     table = []
     for row in summary:
         values = [row[name].show(1000, 0) if name in row else "-" for name in METRICS]
-        measured, target = (
-            (row["rebuilt_s"], TARGETS_S[row["how"]]) if row["how"] in TARGETS_S else (row["commit_s"], START_TARGET_S)
-        )
-        table.append(
-            [row["how"], f"{row['runs']} ({row['failed']})", *values, f"{target:g} s: {verdict(measured, target)}"]
-        )
+        how = row["how"]
+        measured, target = (row["rebuilt_s"], TARGETS_S[how]) if how in TARGETS_S else (row["commit_s"], START_TARGET_S)
+        told = "-" if target is None else f"{target:g} s: {verdict(measured, target)}"
+        table.append([how, f"{row['runs']} ({row['failed']})", *values, told])
     print_table("A node dies, or is cut off; and how long agents take to start", header, table)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
 from holdfast.config.profiles import save_profile
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.profile import Profile, costs_from_profile
 from holdfast.profiling.profiler import measure_profile
 from holdfast.runtime.train import Summary

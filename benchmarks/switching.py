@@ -13,7 +13,7 @@ import statistics
 from typing import Any
 
 from holdfast.config.load import parse_job
-from holdfast.control.chain.database import plans_in
+from holdfast.control.chain.opening import plans_in
 from holdfast.core.faults import Fault
 from holdfast.runtime.train import Summary
 from holdfast.telemetry.events import Agreed, Detected, HandingOver, StepOps, Synced, read_events

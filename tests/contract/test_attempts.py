@@ -65,4 +65,15 @@ def test_an_attempt_is_ended_once_and_whoever_led_learns_it(chain):
 def test_where_nothing_was_decided_nothing_is_to_be_ended(chain):
     end_for_good(chain, 16 * "b", WHY)
     assert chain.newest() is None
+    end_for_good(chain, 16 * "b", WHY, decision(0))
+    assert lead(chain, job="", by=16 * "c", alone=True, note=print)[1].ended == WHY
+
+
+def test_who_was_to_lead_and_decided_nothing_so_far_can_be_ended(chain):
+    one = leading(chain, "a")
+    end_for_good(chain, 16 * "b", WHY, decision(0))
+    assert isinstance(one.put(decision(1)).error, CoordinatorUnavailable)
+
+
+def test_who_leads_a_chain_without_entries_is_the_first(chain):
     assert leading(chain, "a").first == 1

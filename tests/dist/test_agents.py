@@ -348,3 +348,19 @@ def test_who_alone_reaches_the_store_goes_on_and_all_others_come_again(apart, sm
     assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
     assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
     assert len(apart.events(CoordinatorReady)) == 1
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_who_ends_the_job_where_it_was_begun_ends_it_everywhere(cluster, small, begun):
+    """No coordinator of an agent goes on with it, whether all workers were there or not."""
+    cluster.begin("train", small, "--slots", 2, "--set", LONGER)
+    agent = cluster.join(4 if begun else 3, 0)
+    cluster.stands_by("node-0")
+    if begun:
+        cluster.ran(3)
+    workers = processes_below(agent)
+    cluster.head.send_signal(signal.SIGINT)
+    assert cluster.head.wait(LIMIT_S) == 128 + signal.SIGINT
+    assert agent.wait(LIMIT_S) == 93
+    assert "the job has ended: interrupted" in cluster.said("node-0")
+    until(lambda: not any(process.is_running() for process in workers), "the end of its workers")

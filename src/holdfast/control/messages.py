@@ -681,8 +681,8 @@ class Fence(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: how the job ended. ``outcome``: done, lost, too-few, program, preempted, user-error
-    or error.
+    """For the agent: how the job ended. ``outcome``: done, lost, too-few, program, preempted, user-error, error,
+    interrupted or superseded (by another attempt).
 
     Preempted: ``step`` is that of the checkpoint; ``detail`` says why there is none, empty if there is one.
     ``members``: the workers that were in it to the end; others were on their way.

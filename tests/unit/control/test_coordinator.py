@@ -48,6 +48,8 @@ from holdfast.control.messages import (
     Save,
     Saved,
     Shutdown,
+    StandBy,
+    StandingBy,
     Started,
     StartWorker,
     Status,
@@ -165,11 +167,12 @@ class Service:
 class Client:
     """A worker, or the agent, spoken by the test."""
 
-    def __init__(self, address, worker, token=TOKEN, reattach_s=10.0, node=NODE):
+    def __init__(self, address, worker, token=TOKEN, reattach_s=10.0, node=NODE, coordinators=()):
         self.worker = worker
         self._commands, self._shown = queue.SimpleQueue(), queue.SimpleQueue()
         self._closed = queue.SimpleQueue()
-        self.standing = Hello(worker=worker, process=replace(process_of(worker, 1), node=node))
+        process = replace(process_of(worker, 1), node=node)
+        self.standing = Hello(worker=worker, process=process, coordinators=coordinators)
         self._client = ControlClient(
             address,
             token,
@@ -200,6 +203,10 @@ class Client:
 
     def got_nothing(self):
         return self._commands.empty()
+
+    @property
+    def addresses(self):
+        return self._client.addresses
 
     def closed(self):
         return self._closed.get(timeout=LIMIT_S)
@@ -792,3 +799,21 @@ def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):
         assert [next(pulses) for _ in range(3)] == [Pulse()] * 3
         says.put(None)
     assert connect(A).expect(Attached)
+
+
+def test_an_agent_is_asked_for_a_coordinator_and_all_are_told_where_it_is(service, connect):
+    """Whoever attaches later, too; of one that is gone nobody is told any more, and another agent is asked."""
+    service.coordinator._standbys.wanted = 2
+    head, other, third = (NodeId(name=name, nonce=16 * name) for name in "def")
+    first = connect(None, node=head, coordinators=(service.address,))
+    a = connect(A)
+    second = connect(None, node=other)
+    second.expect(StandBy)
+    second.send(StandingBy(process=second.standing.process, address="127.0.0.2:7000"))
+    b = connect(B)
+    both = f"{service.address},127.0.0.2:7000"
+    until(lambda: {each.addresses for each in (first, second, a, b)} == {both})
+    late = connect(None, node=third)
+    second.close()
+    late.expect(StandBy)
+    until(lambda: a.addresses == service.address)

@@ -244,8 +244,14 @@ def is_led(chain: Chain) -> bool:
     return False
 
 
-def end_for_good(chain: Chain, by: str, why: Ended) -> None:
+def end_for_good(chain: Chain, by: str, why: Ended, begins: StoredDecision | None = None) -> None:
     """Puts it that the job has ended, unless it has: whoever has led, or will, learns that from the chain.
+
+    Args:
+        chain: of the job.
+        by: see :class:`Leading`.
+        why: how it has ended.
+        begins: what is decided where nothing was; None: then nobody can lead on, and nothing is put.
 
     Raises:
         StoreAway: the store cannot be used now.
@@ -254,6 +260,7 @@ def end_for_good(chain: Chain, by: str, why: Ended) -> None:
     put = False
     while not put:
         number, decision = _newest(chain)
+        decision = decision or begins
         if decision is None or decision.ended is not None:
             return
         ended = msgspec.structs.replace(decision, revision=decision.revision + 1, recorded=(), ended=why)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
+from pathlib import Path
 
 from holdfast.control.messages import Message, Progress
 from holdfast.core.ids import WorkerId
@@ -23,7 +27,7 @@ from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.worker_group import WorkerGroup, new_nonce
 from holdfast.telemetry.events import EventLog
 
-__all__ = ["agent_of", "prepare_process", "this_node"]
+__all__ = ["agent_of", "heard_of_leader", "prepare_process", "this_node"]
 
 _NAMES = ("HOLDFAST_NODE", "SLURMD_NODENAME", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 """The variables that may have a node's name, the first that is set: ours, Slurm's, Kubernetes', SkyPilot's."""
@@ -53,6 +57,20 @@ def this_node(name: str = "", environ: Mapping[str, str] = os.environ) -> NodeId
     return NodeId(name=name or known or socket.gethostname() or "localhost", nonce=new_nonce())
 
 
+@contextlib.contextmanager
+def heard_of_leader() -> Iterator[Path]:
+    """Makes a private folder for a file that an agent touches, and its coordinators look at; removes both."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder) / "heard"
+
+
+def _touch(path: Path | None) -> None:
+    """Best effort: the store has signs of life, too."""
+    with contextlib.suppress(OSError):
+        if path is not None:
+            path.touch()
+
+
 @dataclass(slots=True)
 class _Places:
     """The slots of a machine, by number: each is one worker's for as long as that runs, and may be another's then."""
@@ -80,7 +98,6 @@ def agent_of(
     notice_s: float = 0.0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     stand_by: Callable[[], str] = lambda: "",
-    on_pulse: Callable[[], None] = lambda: None,
 ) -> NodeAgent:
     """Returns the agent of this machine; it is not connected yet.
 
@@ -96,7 +113,6 @@ def agent_of(
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job here at once.
         on_progress: called after every step.
         stand_by: starts a coordinator that stands by, and returns its address; "": it cannot.
-        on_pulse: called with every sign of life of whoever leads.
     """
     control, node, places = briefing.job.control, ports.node, _Places()
 
@@ -142,7 +158,7 @@ def agent_of(
         may_begin_anew=not begun_here,
         coordinators=tuple(briefing.address.split(",")) if begun_here else (),
         stand_by=stand_by,
-        on_pulse=on_pulse,
+        on_pulse=partial(_touch, briefing.heard),
         checkpoint=briefing.resumed_from or 0,
     )
     return agent

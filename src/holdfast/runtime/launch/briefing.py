@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.config.job import Job
 from holdfast.control.chain.opening import is_database
+from holdfast.control.membership import GridState, StoredDecision
 from holdfast.control.token import share
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
@@ -77,6 +78,11 @@ class Briefing:
         return rules_of(
             self.job, self.planned, ties=self.probed.ties, nodes=self.nodes, job_id=self.job_id, directory=directory
         )
+
+    @property
+    def begins(self) -> StoredDecision:
+        """What is decided before anything is."""
+        return StoredDecision(revision=0, generation=0, job=self.job_id, grid=GridState(baseline=self.planned.plan))
 
     @property
     def logs(self) -> Path | None:

@@ -10,18 +10,19 @@ from holdfast.config.load import dump_job, load_job
 from holdfast.config.profiles import dump_profile
 from holdfast.control.chain.leading import end_for_good, is_led
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, open_chain
+from holdfast.control.membership import StoredDecision
 from holdfast.control.messages import Ended
 from holdfast.errors import ConfigError, HoldfastError, StorageError
 from holdfast.runtime.hardening import make_private, write_private
 from holdfast.runtime.launch.request import DECISIONS, RunRequest
 from holdfast.runtime.rundir import RunDirLock
 
-__all__ = ["JOB_ID", "SUPERSEDED", "TOKEN", "decisions_of", "take_directory"]
+__all__ = ["INTERRUPTED", "JOB_ID", "SUPERSEDED", "TOKEN", "decisions_of", "end_attempt", "take_directory"]
 
 JOB_ID, TOKEN = "job-id", "token"
 """Files for agents of other machines: by the one they see that it is the same directory; the other they are given."""
-SUPERSEDED = "superseded"
-"""How an attempt has ended behind which there is another one."""
+INTERRUPTED, SUPERSEDED = "interrupted", "superseded"
+"""How an attempt has ended that somebody has ended by a signal, or behind which there is another one."""
 
 
 def take_directory(request: RunRequest, claim: RunDirLock) -> None:
@@ -72,7 +73,6 @@ def _end_the_one_before(run_dir: Path) -> None:
     url = decisions_of(run_dir)
     if url is None or url == str(run_dir / DATABASE):
         return
-    why = Ended(outcome=SUPERSEDED, detail="it was begun anew", step=0, directory="", generations=0, lost_layers=())
     try:
         with contextlib.closing(open_chain(url)) as chain:
             if is_led(chain):
@@ -80,9 +80,25 @@ def _end_the_one_before(run_dir: Path) -> None:
                     f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
                     "ended there (`holdfast agent` says so), or end its agents first"
                 )
-            end_for_good(chain, secrets.token_hex(8), why)
+        end_attempt(url, SUPERSEDED, "it was begun anew")
     except StorageError as error:
         raise ConfigError(f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}") from None
+
+
+def end_attempt(url: str, outcome: str, detail: str, begins: StoredDecision | None = None) -> None:
+    """Decides that an attempt has ended, whoever leads it.
+
+    Args:
+        url: where its decisions are, as ``open_chain`` takes it.
+        outcome, detail: how.
+        begins: see :func:`holdfast.control.chain.leading.end_for_good`.
+
+    Raises:
+        StorageError: that cannot be decided.
+    """
+    why = Ended(outcome=outcome, detail=detail, step=0, directory="", generations=0, lost_layers=())
+    with contextlib.closing(open_chain(url)) as chain:
+        end_for_good(chain, secrets.token_hex(8), why, begins)
 
 
 def _describe(request: RunRequest, path: Path) -> None:

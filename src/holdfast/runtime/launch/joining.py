@@ -7,7 +7,6 @@ import math
 import os
 import re
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,10 @@ from holdfast.control.messages import Ended
 from holdfast.control.tls import check_tls
 from holdfast.control.token import REFUSAL, of_attempt
 from holdfast.core.nodes import NodeId
-from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError
+from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, InternalError
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import make_private
-from holdfast.runtime.launch.agents import agent_of, prepare_process, this_node
+from holdfast.runtime.launch.agents import agent_of, heard_of_leader, prepare_process, this_node
 from holdfast.runtime.launch.briefing import Brief, Briefing, boot_id
 from holdfast.runtime.launch.directory import JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import await_scripts
@@ -123,8 +122,7 @@ class Joiner:
         briefing = self._own(brief, node.name)
         start_s, slots = briefing.job.control.start_s, self.request.slots
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True))
-            briefing = replace(briefing, heard=(heard := Path(folder) / "heard"))
+            briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
             local = LocalProcesses(start_s=start_s, signals=self._signals, teller=self._teller)
             stack.enter_context(contextlib.closing(local.awake))
             stack.enter_context(local.running())
@@ -144,7 +142,6 @@ class Joiner:
                 slots=slots,
                 begun_here=False,
                 stand_by=partial(_stand_by, coordinators, ports.coordinator, self._teller),
-                on_pulse=partial(_touch, heard),
             )
             room = f"room for {slots} workers" if slots > 1 else "room for one worker"
             self._teller.say(f"node {node} takes part in job {briefing.job.name}, with {room}")
@@ -255,19 +252,14 @@ def _stand_by(coordinators: Coordinators, spec: CoordinatorSpec, teller: Teller)
     """
     for port in dict.fromkeys((spec.port, 0)):
         try:
-            found = coordinators.start(replace(spec, port=port))
-        except ConfigError as error:
+            found = coordinators.start_soon(replace(spec, port=port))
+        except (ConfigError, InternalError) as error:
             why = str(error)
         else:
             teller.say(f"a coordinator stands by at {spec.host}:{found}")
             return f"{spec.host}:{found}"
     teller.say(f"no coordinator stands by here: {why}")
     return ""
-
-
-def _touch(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.touch()
 
 
 def _text_of(path: Path) -> str:

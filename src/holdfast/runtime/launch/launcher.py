@@ -17,16 +17,16 @@ import msgspec
 
 from holdfast.config.job import Job
 from holdfast.config.load import is_loopback
-from holdfast.control.chain.opening import DATABASE, chain_of_attempt, try_store
+from holdfast.control.chain.opening import DATABASE, chain_of_attempt, is_database, try_store
 from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
 from holdfast.control.token import is_token, of_attempt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
-from holdfast.runtime.launch.agents import agent_of, prepare_process, this_node
+from holdfast.runtime.launch.agents import agent_of, heard_of_leader, prepare_process, this_node
 from holdfast.runtime.launch.briefing import Briefing
-from holdfast.runtime.launch.directory import JOB_ID, TOKEN, take_directory
+from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, TOKEN, end_attempt, take_directory
 from holdfast.runtime.launch.ending import (
     JobOutcome,
     await_scripts,
@@ -142,6 +142,7 @@ class Launcher:
             self._teller.tell(log, _started(request), *told)
             last.callback(delete_logs, briefing)
             _open_to_others(briefing)
+            briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
             return self._train(briefing, ports_of(briefing, this_node(), self._local.children, log, networks), log)
 
     @contextlib.contextmanager
@@ -228,7 +229,7 @@ class Launcher:
         briefing = replace(briefing, address=address)
         self._invite(briefing)
         agent = self._agent(briefing, ports, coordinators, log)
-        with agent.attached():
+        with self._ending_elsewhere(briefing), agent.attached():
             workers = briefing.planned.plan.workers
             if elsewhere := briefing.request.begin_elsewhere:
                 self._teller.prepare(f"waiting for agents with room for {elsewhere} more workers")
@@ -237,6 +238,19 @@ class Launcher:
             with self._library(briefing):
                 ended = agent.follow()
                 return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
+
+    @contextlib.contextmanager
+    def _ending_elsewhere(self, briefing: Briefing) -> Iterator[None]:
+        """Whoever ends this process by a signal ends the job: no coordinator of another machine goes on with it."""
+        try:
+            yield
+        except Interrupted as interrupted:
+            if not is_database(briefing.store):
+                try:
+                    end_attempt(briefing.store, INTERRUPTED, str(interrupted), briefing.begins)
+                except StorageError as error:
+                    self._teller.say(f"the job may go on on other machines, end its agents there: {error}")
+            raise
 
     def _agent(self, briefing: Briefing, ports: Ports, coordinators: Coordinators, log: EventLog) -> NodeAgent:
         checkpoint = briefing.job.checkpoint

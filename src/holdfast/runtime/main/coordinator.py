@@ -148,6 +148,9 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
     )
     if stored is None:  # this is the beginning, or what was decided is lost
         membership = replace(membership, contact=replace(membership.contact, told_gone=_told_gone(spec)))
+    if follows and control.coordinators > 1:
+        text = f"the coordinator on node {spec.node} leads now"
+        remarks.put((text, text))
     if unknown:
         remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
         membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING)
@@ -186,7 +189,7 @@ def _recall(spec: CoordinatorSpec, waiting: _Waiting) -> tuple[Leading | None, S
         return None, None, str(error)
     leading, stored, unknown = Leading(chain=chain, by=by, first=UNREAD, number=UNREAD), None, ""
     try:
-        alone = spec.job.control.coordinators == 1
+        alone = spec.job.control.coordinators <= 1
         heard = partial(_heard_at, spec.heard)
         leading, stored = lead(chain, job=spec.rules.job, by=by, alone=alone, note=waiting.note, heard=heard)
     except CorruptBlob as error:

@@ -42,7 +42,7 @@ class Coordinators:
     def __post_init__(self) -> None:
         """None has died."""
         self.supervisor = Supervisor(
-            start=self._start_again,
+            start=self.start_soon,
             later=self._later,
             clock=time.monotonic,
             awake=self.local.awake,
@@ -62,8 +62,8 @@ class Coordinators:
         """
         return self._start(spec, self.control.start_s)
 
-    def _start_again(self, spec: CoordinatorSpec) -> int:
-        """In less time than workers wait for it, so that one that hangs is found, and replaced, before they end."""
+    def start_soon(self, spec: CoordinatorSpec) -> int:
+        """As :meth:`start`, in less time than workers wait for one: one that hangs is found, and replaced, before."""
         return self._start(spec, min(self.control.start_s, self.control.reattach_s / 2))
 
     def _start(self, spec: CoordinatorSpec, limit_s: float) -> int:
