@@ -314,7 +314,7 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
 
 @needs_networks
 def test_the_machine_where_the_job_was_begun_is_cut_off_from_all_others_and_the_store(apart, small, runs, store_apart):
-    """Another coordinator leads; what the first one decides is none, and back again it follows the job to its end."""
+    """Another coordinator leads; what the first one decides is none. Back again, it has room for workers once more."""
     options = ("--set", LONGER, "--set", "control.insecure=true", "--set", f"control.store={store_apart.url}")
     apart.begin("train", small, "--listen", apart.networks.node(0).host, "--slots", 2, *options, node=0)
     agents = [apart.join(slots, node) for node, slots in ((1, 2), (2, 4))]
@@ -325,6 +325,7 @@ def test_the_machine_where_the_job_was_begun_is_cut_off_from_all_others_and_the_
     ready = apart.events(CoordinatorReady)
     assert len({event.pid for event in ready}) == 2
     apart.networks.heal(0)
+    until(lambda: "it takes part anew" in apart.said("head"), apart.story, apart.head)
     said = apart.end()
     assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
     assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256

@@ -604,7 +604,7 @@ class StartWorker(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class BeginAnew(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: nothing that it has started is of use any more; it may come again as the agent of another node."""
+    """For the agent: nothing that it has started is of use any more; it ends that, and offers all its room again."""
 
     reason: str
 

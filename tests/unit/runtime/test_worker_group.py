@@ -275,3 +275,23 @@ def test_in_place_of_one_that_was_fenced_another_is_started_and_fenced_in_its_tu
 
 def await_exit(sent):
     until(lambda: any(isinstance(message, Exited) for message in sent))
+
+
+def test_who_begins_anew_ends_all_and_offers_all_its_room(group):
+    """One that was fenced, and has yet to end, too; and one that was asked for and is on its way."""
+    make, sent, _ = group
+    group = make()
+    group.slots, group.grace_s = 3, LIMIT_S
+    for worker in (A, B):
+        group.start(worker, first=True)
+    group.fence(A, nth(1))
+    group.expect(C)
+    group.begin_anew()
+    assert not any(process.is_alive() for process in group.children.process.made)
+    assert [message for message in sent if isinstance(message, WorkerOffer)] == [
+        WorkerOffer(worker=None, node=NODE)
+    ] * 3
+    hello = group.hello()
+    assert (hello.offers, hello.coming, hello.started, group.running) == ((None, None, None), (), (), frozenset())
+    group.start(A, first=False)
+    assert group.running == {A}

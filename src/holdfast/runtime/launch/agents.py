@@ -93,7 +93,7 @@ def agent_of(
     inbox: EventQueue,
     *,
     slots: int,
-    begun_here: bool,
+    coordinators: tuple[str, ...] = (),
     gone: Callable[[CoordinatorUnavailable], Exception] = lambda error: error,
     notice_s: float = 0.0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -108,7 +108,7 @@ def agent_of(
         log: where events go.
         inbox: what the agent is to handle.
         slots: how many workers the job may begin with here.
-        begun_here: whether the job was: then this agent has coordinators from the beginning, and never comes anew.
+        coordinators: the addresses of those that run here.
         gone: makes the error that ends the job here when there was no coordinator for too long.
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job here at once.
         on_progress: called after every step.
@@ -155,8 +155,7 @@ def agent_of(
         notice_s=notice_s,
         on_progress=on_progress,
         inbox=inbox,
-        may_begin_anew=not begun_here,
-        coordinators=tuple(briefing.address.split(",")) if begun_here else (),
+        coordinators=coordinators,
         stand_by=stand_by,
         on_pulse=partial(_touch, briefing.heard),
         checkpoint=briefing.resumed_from or 0,

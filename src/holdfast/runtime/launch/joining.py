@@ -29,7 +29,7 @@ from holdfast.runtime.launch.briefing import Brief, Briefing, boot_id
 from holdfast.runtime.launch.directory import JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import await_scripts
 from holdfast.runtime.launch.ports import joined_ports
-from holdfast.runtime.node.agent import BegunAnew, NodeAgent
+from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIT
 from holdfast.runtime.node.inbox import EventQueue
@@ -45,6 +45,10 @@ __all__ = ["Joiner", "JoinRequest"]
 _STALE = 9
 _AGAIN_S = 0.5
 """Between two times that nobody listens yet."""
+
+
+class _NextAttempt(Exception):
+    """Another attempt at the job has begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +113,14 @@ class Joiner:
                 limit_s = brief.briefing.job.control.reattach_s
                 try:
                     return self._take_part(brief, told, this_node(self.request.node))
-                except BegunAnew as why:
-                    self._teller.say(f"{why}: its processes are ended, and it takes part anew")
+                except _NextAttempt:
+                    self._teller.say("the job was begun anew: its processes are ended, and it takes part in that")
 
     def _take_part(self, brief: Brief, told: bytes, node: NodeId) -> Ended:
         """Does so once; whatever it has started is gone when this returns or raises.
 
         Raises:
-            BegunAnew: the coordinator wants another agent in our place, or another attempt at the job has begun.
+            _NextAttempt: this one is over, and another one has begun.
         """
         self._enter(brief)
         briefing = self._own(brief, node.name)
@@ -140,7 +144,6 @@ class Joiner:
                 log,
                 inbox,
                 slots=slots,
-                begun_here=False,
                 stand_by=partial(_stand_by, coordinators, ports.coordinator, self._teller),
             )
             room = f"room for {slots} workers" if slots > 1 else "room for one worker"
@@ -273,16 +276,16 @@ def _followed(agent: NodeAgent) -> Ended:
     """Does what the coordinator says to the end of the job.
 
     Raises:
-        BegunAnew: see NodeAgent.follow; or it knows us no more, as it is that of another attempt.
+        _NextAttempt: another one has begun: the coordinator knows us no more, or says so.
     """
     try:
         ended = agent.follow()
     except ConfigError as error:
         if REFUSAL not in str(error):
             raise
-        raise BegunAnew("the job was begun anew") from None
+        raise _NextAttempt from None
     if ended.outcome == SUPERSEDED:
-        raise BegunAnew("the job was begun anew")
+        raise _NextAttempt
     return ended
 
 

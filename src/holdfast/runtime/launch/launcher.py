@@ -261,7 +261,7 @@ class Launcher:
             log,
             coordinators.inbox,
             slots=briefing.request.begin_here,
-            begun_here=True,
+            coordinators=tuple(briefing.address.split(",")),
             gone=coordinators.supervisor.gone,
             notice_s=checkpoint.on_sigterm if briefing.job.checkpoint_every else 0.0,
             on_progress=self.on_progress,

@@ -37,11 +37,7 @@ from holdfast.runtime.node.signals import ONE_NOTICE_S
 from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.events import EventLog, Notice, Retold
 
-__all__ = ["BegunAnew", "Line", "NodeAgent"]
-
-
-class BegunAnew(Exception):
-    """What an agent has started is of no use any more; says why."""
+__all__ = ["Line", "NodeAgent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +76,6 @@ class NodeAgent:
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job at once.
         on_progress: called after every step.
         inbox: what is to be handled.
-        may_begin_anew: whether it may come again as the agent of another node.
         coordinators: the addresses of those that were started here.
         stand_by: starts one more, that stands by, and returns its address; "": it cannot.
         on_pulse: called with every sign of life of whoever leads.
@@ -98,7 +93,6 @@ class NodeAgent:
     notice_s: float
     on_progress: Callable[[Progress], None]
     inbox: EventQueue
-    may_begin_anew: bool = False
     coordinators: tuple[str, ...] = ()
     stand_by: Callable[[], str] = lambda: ""
     on_pulse: Callable[[], None] = lambda: None
@@ -145,7 +139,6 @@ class NodeAgent:
         """Does what the coordinator says until it says how the job has ended.
 
         Raises:
-            BegunAnew: it may come again as the agent of another node; whatever it has started is of no use.
             ConfigError: the coordinator refuses us, or cannot be started again.
             InternalError: the job cannot go on.
             Interrupted: a signal came.
@@ -181,8 +174,9 @@ class NodeAgent:
                 raise item
             case Gathered() | Told() | Progress() | Fence() | Strike() | StartWorker() | Remark():
                 self._obey(item)
-            case BeginAnew(reason=reason) if self.may_begin_anew:
-                raise BegunAnew(reason)
+            case BeginAnew(reason=reason):
+                self.local.teller.say(f"{reason}: its processes are ended, and it takes part anew")
+                self.group.begin_anew()
             case StandBy():
                 self._stand_by()
             case act if callable(act):

@@ -15,9 +15,9 @@ from typing import Any
 from holdfast.runtime.node.forks import SERVER, ForkedProcess, is_gone
 from holdfast.runtime.node.kin import below, end_all, in_session, send
 
-__all__ = ["Child", "Children"]
+__all__ = ["KILLED_S", "Child", "Children"]
 
-_KILLED_S = 3.0
+KILLED_S = 3.0
 """The kernel ends what is killed within milliseconds; a machine on which all wait for the processor needs longer."""
 _LOOK_S = 0.02
 
@@ -102,14 +102,14 @@ class Children:
         if not self._all_ended(grace_s):
             for child in left:
                 self.kill(child)
-        if self._all_ended(_KILLED_S):
+        if self._all_ended(KILLED_S):
             SERVER.end_orphans()
             return ()
         started = () if SERVER.pid is None else below(SERVER.pid)
         SERVER.kill()  # it is stopped, so nobody hears of anybody's end; nor can it serve anyone
         for each in started:
             send(each, signal.SIGKILL)
-        until = time.monotonic() + _KILLED_S
+        until = time.monotonic() + KILLED_S
         while time.monotonic() < until and not all(is_gone(child.pid) for child in left):
             time.sleep(_LOOK_S)
         return tuple(child for child in left if not is_gone(child.pid))

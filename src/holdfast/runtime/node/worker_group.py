@@ -23,7 +23,7 @@ from holdfast.control.messages import (
 )
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId, Process
-from holdfast.runtime.node.children import Child
+from holdfast.runtime.node.children import KILLED_S, Child
 from holdfast.runtime.node.entries import WORKER, EntryPoint
 from holdfast.telemetry.events import Log, Notice
 
@@ -210,6 +210,19 @@ class WorkerGroup:
         with self._lock:  # a hello made in between would tell of it, and the offer would follow
             self._open_offers += (worker,)
             self.send(WorkerOffer(worker=worker, node=self.node))
+
+    def begin_anew(self) -> None:
+        """Ends all processes, none of which is of use any more, and offers all slots as at the beginning."""
+        for child in self.newest:
+            self.children.kill(child)
+        for child in self.newest:
+            child.ended.wait(KILLED_S)
+        with self._lock:
+            self._running.clear()
+            self._coming.clear()
+            self._open_offers = ()
+        for _ in range(self.slots):
+            self.offer(None)
 
     def kill(self, worker: WorkerId) -> None:
         """Ends a worker's newest process."""
