@@ -6,7 +6,7 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from holdfast.control.chain.leading import end_for_good, is_led, lead, show_life
 from holdfast.control.chain.opening import open_chain
@@ -58,8 +58,19 @@ def test_an_attempt_is_ended_once_and_whoever_led_learns_it(chain):
     end_for_good(chain, 16 * "c", WHY)
     assert isinstance(one.put(decision(2)).error, CoordinatorUnavailable)
     _, stored = lead(chain, job="", by=16 * "d", alone=True, note=print)
-    assert (stored.ended, stored.revision) == (WHY, 2)
+    assert (stored.ended, stored.revision) == (WHY, 1)
     assert not is_led(chain)
+
+
+def test_who_leads_and_has_nothing_to_decide_learns_it_too(chain):
+    one, deposed = leading(chain, "a"), threading.Event()
+    one.put(decision(1))
+    thread = threading.Thread(target=show_life, args=(one, deposed.set), daemon=True)
+    thread.start()
+    until(lambda: chain.said() is not None)
+    end_for_good(chain, 16 * "b", WHY)
+    thread.join(LIMIT_S)
+    assert deposed.is_set()
 
 
 def test_where_nothing_was_decided_nothing_is_to_be_ended(chain):

@@ -365,3 +365,23 @@ def test_who_ends_the_job_where_it_was_begun_ends_it_everywhere(cluster, small, 
     assert agent.wait(LIMIT_S) == 93
     assert "the job has ended: interrupted" in cluster.said("node-0")
     until(lambda: not any(process.is_running() for process in workers), "the end of its workers")
+
+
+def test_a_coordinator_that_cannot_live_on_an_agents_machine_costs_nothing_but_itself(cluster, small, runs):
+    """It is killed as often as it is started, until it is not started again."""
+    cluster.begin("train", small, "--slots", 2, "--set", LONGER)
+    agent = cluster.join(4, 0)
+    cluster.stands_by("node-0")
+    port = int(re.search(r"stands by at [\d.]+:(\d+)", cluster.said("node-0"))[1])
+
+    def given_up():
+        for process in processes_below(agent):
+            if _listens(process, port):
+                process.kill()
+        return "no coordinator stands by here any more: the coordinator died 6 times" in cluster.said("node-0")
+
+    until(given_up, cluster.story, cluster.head)
+    said = cluster.end()
+    assert agent.wait(LIMIT_S) == 0
+    assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
+    assert not cluster.events(Detected)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import grpc
 import msgspec
@@ -87,7 +88,7 @@ class ControlClient:
         clock: seconds that this process has run: none are held against the coordinator while we were stopped.
         tls: certificates; None connects in the clear.
         impatient: whether another coordinator may lead, so that one that is silent is soon given up.
-        on_pulse: called in the reading thread with every sign of life that says nothing.
+        on_pulse: called in the reading thread with every sign of life of whoever leads, while its store has these, too.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class ControlClient:
         on_pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._tls = channel_credentials(tls) if tls else None
-        self._addresses = deque(address.split(","))
+        self._given = tuple(address.split(","))
+        self._addresses = deque(self._given)
         # A leader that is stopped closes no connection either; where another one may lead, we look for it soon.
         impatient = impatient or len(self._addresses) > 1
         self._options = [*{**dict(_OPTIONS), **(_IMPATIENT if impatient else {})}.items()]
@@ -182,10 +184,13 @@ class ControlClient:
 
     def _take(self, command: Command) -> None:
         match command:
-            case Pulse():
-                self._on_pulse()
-            case CoordinatorsAt(addresses=addresses):  # by that which we have one is reached, whatever its name
-                self._addresses = deque(dict.fromkeys((self._address, *addresses)))
+            case Pulse(seen=seen):
+                if seen:
+                    self._on_pulse()
+            case CoordinatorsAt(
+                addresses=addresses
+            ):  # those that we were given may be there again, or have other names
+                self._addresses = deque(dict.fromkeys((self._address, *addresses, *self._given)))
             case _:
                 self._on_command(command)
 
@@ -320,7 +325,7 @@ class _Outbox:
 
 
 def _listening(addresses: Iterable[str]) -> list[str]:
-    """Where connections are accepted, in the order of these addresses; whoever does not answer holds up no other one.
+    """Where connections are accepted, in the order of these addresses; who is silent holds up others for a moment.
 
     Not where the kernel has made a connection between the two ends of one socket.
     """
@@ -341,14 +346,20 @@ def _dialled(address: str, pending: selectors.BaseSelector, stack: contextlib.Ex
     local = address.startswith("unix:")
     host, _, port = address.rpartition(":")
     try:
-        probe = stack.enter_context(socket.socket(socket.AF_UNIX if local else socket.AF_INET))
+        family, target = (socket.AF_UNIX, address.removeprefix("unix:")) if local else _resolved(host, int(port))
+        probe = stack.enter_context(socket.socket(family))
         probe.setblocking(False)
-        code = probe.connect_ex(address.removeprefix("unix:") if local else (host, int(port)))
+        code = probe.connect_ex(target)
     except OSError:  # such as a name that is not known
         return False
     if code == errno.EINPROGRESS:
         pending.register(probe, selectors.EVENT_WRITE, address)
     return code == 0 and (local or _is_open(probe))
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, target
 
 
 def _is_open(probe: socket.socket) -> bool:

@@ -431,11 +431,11 @@ class Coordinator:
 
     def _pulse(self) -> None:
         """Sends agents something, so that the host of one that acknowledges nothing is noticed, as ours is by them."""
-        home = self.decider.membership.contact.home
+        home, seen = self.decider.membership.contact.home, self._leading is None or self._leading.is_seen
         for process, here in self._agents.items():
             queue = self._queues[None, process]
             if here and queue.empty() and not (home is not None and process.node.shares_agent(home)):
-                queue.put_nowait(Pulse())
+                queue.put_nowait(Pulse(seen=seen))
 
     def _keep_standbys(self) -> None:
         """Has coordinators started where there are none, as many as there are to be; behind a loss, too."""

@@ -620,7 +620,12 @@ class CoordinatorsAt(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Pulse(_Wire, frozen=True, tag=True, kw_only=True):
-    """For the agent: says nothing. Its host acknowledges what comes a few times a second, or is known to be gone."""
+    """For the agent, whose host acknowledges what comes a few times a second, or is known to be gone.
+
+    ``seen``: whoever leads can give signs of life where decisions are, too.
+    """
+
+    seen: bool = True
 
 
 class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):

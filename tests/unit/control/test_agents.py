@@ -354,6 +354,26 @@ def test_who_takes_over_waits_for_a_node_without_which_a_layer_is_lost(job):
     assert node_due(job.state) == 60.0 + AGENT_ALONE_S
 
 
+def test_one_that_was_back_and_is_away_again_is_given_time_though_all_others_are_back(job):
+    job.restarted()
+    for node, workers in {NODE: (W00, W01), THERE: (W10, W11), ELSEWHERE: (W20,)}.items():
+        job.give(agent(node), now=2.0)
+        job.give(*(Hello(worker=w, process=process(w), generation=1, activity="running") for w in workers), now=2.0)
+    job.give(gone(ELSEWHERE), now=4.0)
+    assert node_due(job.state) == 4.0 + AGENT_ALONE_S
+
+
+def test_one_whose_workers_are_back_is_waited_for_and_they_hold_nothing_before_its_agent_is(job):
+    job.restarted()
+    for node, workers in {NODE: (W00,), None: (W11,)}.items():
+        if node:
+            job.give(agent(node), now=2.0)
+        job.give(*(Hello(worker=w, process=process(w), generation=1, activity="running") for w in workers), now=2.0)
+    assert node_due(job.state) == 60.0 + AGENT_ALONE_S
+    job.give(agent(ELSEWHERE), Hello(worker=W21, process=process(W21), generation=1, activity="running"), now=2.1)
+    assert node_due(job.state) == 60.0 + AGENT_ALONE_S, "of the node of W11 somebody was seen"
+
+
 def test_whom_nobody_reaches_though_another_may_lead_gives_nobody_up(job):
     job.restarted()
     job.state = replace(job.state, contact=replace(job.state.contact, home=NODE, others_lead=True))

@@ -131,6 +131,31 @@ def test_of_two_that_wait_for_one_to_be_silent_the_later_waits_for_the_other(ope
     assert time.now >= (2 * SILENT_BEATS + beats) * beat_s
 
 
+def test_a_pause_of_all_is_nobodys_silence(open_it, time):
+    """The one that waits is awake first."""
+    first, _ = leads(open_it(), ONE)
+    sign(first)
+    beat_s, slept = first.chain.beat_s, time.sleep
+
+    def sleep(seconds):
+        if time.now < 2 * beat_s <= time.now + seconds:
+            time.now += 60.0
+            signs(time, first, beats=10)
+        slept(seconds)
+
+    time.sleep = sleep
+    second, _ = leads(open_it(), TWO)
+    assert second.first == 2
+    assert time.now >= 60.0 + (9 + SILENT_BEATS) * beat_s
+
+
+def test_who_can_give_no_sign_of_life_says_so(open_it, time):
+    leading, _ = leads(open_it(), ONE)
+    assert leading.is_seen
+    time.sleep(SILENT_BEATS * leading.chain.beat_s)
+    assert not leading.is_seen
+
+
 def test_who_was_away_learns_that_it_does_not_lead_any_more(open_it, time):
     old, _ = leads(open_it(), ONE)
     new, _ = leads(open_it(), TWO, alone=True)

@@ -26,6 +26,8 @@ UNREAD = 2**62
 _SILENT_BEATS = 5
 _POLLS = 8
 """How often a sign of life is looked for while one is due."""
+_SEEN_S = 6.0
+"""What is written on one machine is seen on others by then, on usual file servers."""
 _RETRY_S = 0.05
 _Found = TypeVar("_Found")
 
@@ -60,6 +62,7 @@ class Leading:
         by: 16 hexadecimal digits that it has drawn.
         first: the number of the entry by which it began to lead; :data:`UNREAD` where none could be read.
         number: that of the newest entry that it knows to be there.
+        shown_at: when it could give a sign of life last, or was to begin with it.
         owed: entries that are not known to be there, in order: that by which it began to lead, and those of decisions.
     """
 
@@ -67,8 +70,15 @@ class Leading:
     by: str
     first: int
     number: int
+    shown_at: float = field(default_factory=lambda: time.monotonic())
     owed: deque[bytes] = field(default_factory=deque)
     _tried: StoredDecision | None = None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether signs of life can be given: where they cannot, others are to follow."""
+        beat_s = self.chain.beat_s
+        return beat_s is None or time.monotonic() - self.shown_at < _SILENT_BEATS * beat_s
 
     def put(self, decision: StoredDecision) -> Stored:
         """Puts a decision, once; may be called in any thread, by one at a time, and again with the same decision."""
@@ -207,11 +217,15 @@ def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) 
     """
     assert chain.beat_s is not None, "nobody else can lead where nobody sees signs of life"
     known: tuple[bytes | None, object] = (None, heard())
-    since, beat_s = time.monotonic(), chain.beat_s
+    since = looked = time.monotonic()
+    beat_s = chain.beat_s
 
     def look() -> bool:
-        nonlocal known, since
+        nonlocal known, since, looked
         at = time.monotonic()  # before the look: for how long we are stopped behind it is nobody's silence
+        if at - looked > beat_s:  # so are we before it, and whoever leads may have been, too
+            since = at
+        looked = at
         try:
             said = (chain.said(), heard())
         except StoreAway:
@@ -236,7 +250,7 @@ def is_led(chain: Chain) -> bool:
     decision, known = _newest(chain)[1], chain.said()
     if chain.beat_s is None or known is None or (decision is not None and decision.ended is not None):
         return False
-    until = time.monotonic() + _SILENT_BEATS * chain.beat_s
+    until = time.monotonic() + max(_SILENT_BEATS * chain.beat_s, _SEEN_S)
     while time.monotonic() < until:
         time.sleep(chain.beat_s / _POLLS)
         if chain.said() != known:
@@ -245,7 +259,7 @@ def is_led(chain: Chain) -> bool:
 
 
 def end_for_good(chain: Chain, by: str, why: Ended, begins: StoredDecision | None = None) -> None:
-    """Puts it that the job has ended, unless it has: whoever has led, or will, learns that from the chain.
+    """Puts it that the job has ended, unless it has: whoever leads ends itself, and whoever follows tells all.
 
     Args:
         chain: of the job.
@@ -263,8 +277,10 @@ def end_for_good(chain: Chain, by: str, why: Ended, begins: StoredDecision | Non
         decision = decision or begins
         if decision is None or decision.ended is not None:
             return
-        ended = msgspec.structs.replace(decision, revision=decision.revision + 1, recorded=(), ended=why)
-        put = chain.put(number + 1, Entry(by=by, decision=ended).encoded)
+        put = chain.put(number + 1, Entry(by=by, decision=msgspec.structs.replace(decision, ended=why)).encoded)
+    for count in range(2 * _POLLS if chain.beat_s else 0):  # whoever leads looks once a beat, and may write over it
+        chain.say(msgspec.json.encode(_Sign(number + 1, by, count)))
+        time.sleep((chain.beat_s or 0.0) / _POLLS)
 
 
 def _newest(chain: Chain) -> tuple[int, StoredDecision | None]:
@@ -284,6 +300,7 @@ def show_life(leading: Leading, deposed: Callable[[], None]) -> None:
             if said is not None and _leads_after(leading, said):
                 break
             chain.say(msgspec.json.encode(_Sign(leading.first, leading.by, count)))
+            leading.shown_at = time.monotonic()
         time.sleep(chain.beat_s)
     deposed()
 

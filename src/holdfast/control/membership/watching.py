@@ -57,7 +57,8 @@ def on_agent_closed(state: Membership, node: NodeId, now: float) -> Decision:
 def node_due(state: Membership) -> float | None:
     """When it is to be decided about the next node, unless its agent is back by then; None: none is away."""
     due, held = min(_due(state).values(), default=None), _held_until(state)
-    return due if due is None or held is None or state.contact.alone_at < held - state.contact.patience_s else held
+    noted = held is not None and state.contact.alone_at >= held - state.contact.patience_s
+    return max(due, held) if due is not None and held is not None and noted else due
 
 
 def _due(state: Membership) -> dict[NodeId, float]:
@@ -67,8 +68,8 @@ def _due(state: Membership) -> dict[NodeId, float]:
     if len(away) == len(contact.agents) or state.phase is Phase.ENDED:
         return {}
     if state.phase is Phase.REATTACHING:  # workers are on their way back, too
-        soon, whole = contact.reachable_since + BACK_S, _is_whole(state)
-        return {node: soon if whole else max(since + AGENT_ALONE_S, soon) for node, since in away.items()}
+        soon, early = contact.reachable_since + BACK_S, _unseen(state)
+        return {node: soon if node in early else max(since + AGENT_ALONE_S, soon) for node, since in away.items()}
     heard_at, closed_at = dict[str, float](), dict[str, float]()
     for worker in state.roster.there:
         nonce, at = state.roster.processes[worker].node.nonce, contact.detached.get(worker)
@@ -86,11 +87,22 @@ def _due(state: Membership) -> dict[NodeId, float]:
     }
 
 
-def _is_whole(state: Membership) -> bool:
-    """Whether those who are back at a coordinator that was started again hold every layer."""
-    back = {worker for worker, hello in state.contact.returned.items() if hello.has_state}
-    placement = state.grid.baseline.placement
-    return all(placement.without(frozenset(placement.workers) - (back - state.absent)).owners_by_layer)
+def _unseen(state: Membership) -> frozenset[NodeId]:
+    """The nodes of which a coordinator that was started again has seen nobody, if those that are back hold every layer.
+
+    Else there are none: without somebody of them nobody can go on.
+    """
+    contact, roster, placement = state.contact, state.roster, state.grid.baseline.placement
+    at = {worker: roster.processes[worker].node for worker in contact.returned}
+    back = {
+        worker
+        for worker, hello in contact.returned.items()
+        if hello.has_state and any(node.shares_agent(at[worker]) for node in contact.here)
+    }
+    if not all(placement.without(frozenset(placement.workers) - (back - state.absent)).owners_by_layer):
+        return frozenset()
+    never = [node for node, since in contact.agents.items() if since == contact.reattach_until]
+    return frozenset(node for node in never if not any(node.shares_agent(each) for each in at.values()))
 
 
 def _away(state: Membership) -> dict[NodeId, float]:
@@ -104,7 +116,7 @@ def _on_gone(state: Membership, nodes: Sequence[NodeId], now: float) -> Decision
 
     Where another coordinator could lead, it is for the store to say whether one does: a decision that changes nothing
     is put there first. Elsewhere all that others can do is to wait for us, or end: so is it waited for them, for as
-    long, unless there is but one.
+    long, unless there is but one; nothing is decided by time until then, as nobody gets on without them.
     """
     contact, since, held = state.contact, _alone_since(state), _held_until(state)
     noted = replace(state, contact=replace(contact, alone_at=now))

@@ -82,7 +82,10 @@ def _end_the_one_before(run_dir: Path) -> None:
                 )
         end_attempt(url, SUPERSEDED, "it was begun anew")
     except StorageError as error:
-        raise ConfigError(f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}") from None
+        raise ConfigError(
+            f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}; if it cannot, as that "
+            f"is gone for good, remove {run_dir / JOB_ID}"
+        ) from None
 
 
 def end_attempt(url: str, outcome: str, detail: str, begins: StoredDecision | None = None) -> None:

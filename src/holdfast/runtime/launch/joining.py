@@ -146,13 +146,14 @@ class Joiner:
                 slots=slots,
                 stand_by=partial(_stand_by, coordinators, ports.coordinator, self._teller),
             )
+            coordinators.hopeless = agent.stand_down
             room = f"room for {slots} workers" if slots > 1 else "room for one worker"
             self._teller.say(f"node {node} takes part in job {briefing.job.name}, with {room}")
             try:
                 with agent.attached():
                     ended = _followed(agent)
             finally:
-                self._addresses = agent.addresses
+                self._addresses = agent.addresses  # those that people gave among them
             if ended.outcome == "done" and briefing.job.loops:
                 await_scripts(ended.members, agent.group.newest, local)
             return ended

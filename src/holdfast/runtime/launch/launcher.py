@@ -142,7 +142,8 @@ class Launcher:
             self._teller.tell(log, _started(request), *told)
             last.callback(delete_logs, briefing)
             _open_to_others(briefing)
-            briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
+            if request.slots is not None:
+                briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
             return self._train(briefing, ports_of(briefing, this_node(), self._local.children, log, networks), log)
 
     @contextlib.contextmanager
@@ -243,7 +244,11 @@ class Launcher:
     def _ending_elsewhere(self, briefing: Briefing) -> Iterator[None]:
         """Whoever ends this process by a signal ends the job: no coordinator of another machine goes on with it."""
         try:
-            yield
+            try:
+                yield
+            except Exception:
+                self._signals.check()  # whatever went wrong may have come of it
+                raise
         except Interrupted as interrupted:
             if not is_database(briefing.store):
                 try:

@@ -84,6 +84,13 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         answer.send_bytes(f"error control.store: {error}".encode())
         os._exit(2)
     gc.freeze()
+    listens = False
+
+    def ready(port: int) -> None:
+        nonlocal listens
+        answer.send_bytes(b"ok %d" % port)
+        listens = True
+
     try:
         credentials = server_credentials(control.tls) if control.tls else None
         service = serve(
@@ -91,7 +98,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
             host=spec.host,
             port=spec.port,
             token=spec.token,
-            ready=lambda port: answer.send_bytes(b"ok %d" % port),
+            ready=ready,
             credentials=credentials,
             also=spec.socket,
             waits_for=waiting,
@@ -100,12 +107,12 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
             silent_s=control.silent_s,
         )
         os._exit(0 if asyncio.run(service) else _SUPERSEDED)
-    except ConfigError as error:
+    except (ConfigError, StorageError) as error:
+        if listens or isinstance(error, StorageError):  # while it stood by: whoever started it has its answer already
+            _note(log, f"ends itself: {error}")
+            os._exit(1)
         answer.send_bytes(b"error " + str(error).encode())
         os._exit(2)
-    except StorageError as error:  # while it stood by: whoever supervises it has its answer already
-        _note(log, f"ends itself: {error}")
-        os._exit(1)
 
 
 def _note(log: EventLog, text: str) -> None:

@@ -101,6 +101,7 @@ class NodeAgent:
     group: WorkerGroup = field(init=False)
     _client: ControlClient = field(init=False)
     _preempted: bool = False
+    _begins_anew: bool = False
     _retold: Retold = field(default_factory=Retold)
 
     def __post_init__(self) -> None:
@@ -177,11 +178,18 @@ class NodeAgent:
             case BeginAnew(reason=reason):
                 self.local.teller.say(f"{reason}: its processes are ended, and it takes part anew")
                 self.group.begin_anew()
+                self._begins_anew = False
             case StandBy():
                 self._stand_by()
             case act if callable(act):
                 act()
         return None
+
+    def stand_down(self, why: str) -> None:
+        """Its coordinator cannot be kept alive: others are asked for one."""
+        self.local.teller.say(f"no coordinator stands by here any more: {why}")
+        self.coordinators = ()
+        self._client.send(StandingBy(process=self._hello().process, address=""))
 
     def _stand_by(self) -> None:
         """Starts a coordinator, unless there is one: it was asked for twice then."""
@@ -247,6 +255,10 @@ class NodeAgent:
         """Takes a command, in the control thread; what a later hello must know of is noted at once."""
         if isinstance(command, StartWorker):
             self.group.expect(command.worker)
+        if isinstance(command, BeginAnew):
+            if self._begins_anew:  # it was told again, before it had offered its room
+                return
+            self._begins_anew = True
         self.inbox.put(command)
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from holdfast.config.job import Control
+from holdfast.errors import ConfigError, InternalError
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.entries import COORDINATOR, EntryPoint
 from holdfast.runtime.node.inbox import EventQueue
@@ -29,6 +31,7 @@ class Coordinators:
         control: how long they may take, and how often they may die.
         log: the job's events.
         entry: what runs in their processes.
+        hopeless: told if one cannot be kept alive; None: then the job ends here.
         supervisor: judges their deaths.
     """
 
@@ -37,6 +40,7 @@ class Coordinators:
     control: Control
     log: EventLog
     entry: EntryPoint = COORDINATOR
+    hopeless: Callable[[str], None] | None = None
     supervisor: Supervisor[CoordinatorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +78,15 @@ class Coordinators:
 
     def _tell_end(self, child: Child, again: CoordinatorSpec) -> None:
         child.ended.wait()
-        self.inbox.put(partial(self.supervisor.on_ended, again, child.status))
+        self.inbox.put(partial(self._see_to, partial(self.supervisor.on_ended, again, child.status)))
 
     def _later(self, delay_s: float, again: StartAgain[CoordinatorSpec]) -> None:
-        self.inbox.put_later(delay_s, partial(self.supervisor.again, again))
+        self.inbox.put_later(delay_s, partial(self._see_to, partial(self.supervisor.again, again)))
+
+    def _see_to(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (ConfigError, InternalError) as error:
+            if self.hopeless is None:
+                raise
+            self.hopeless(str(error))
