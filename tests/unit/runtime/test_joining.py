@@ -9,13 +9,15 @@ import pytest
 from tests.processes import NODE
 from tests.unit.runtime.test_preflight import NONCE, briefing, probed
 from tests.unit.runtime.test_preflight import request as asked
+from tests.waiting import until
 
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
-from holdfast.runtime.launch.agents import _Places, this_node
+from holdfast.runtime.launch.agents import _Places, _touch, heard_of_leader, this_node
 from holdfast.runtime.launch.briefing import Brief
 from holdfast.runtime.launch.directory import JOB_ID
 from holdfast.runtime.launch.joining import Joiner, JoinRequest, _read
+from holdfast.runtime.main.coordinator import _heard_at
 from holdfast.version import __version__
 
 SECRETS = ("00" * 32, "/of-this-machine/control.db")
@@ -118,3 +120,12 @@ def test_a_slot_is_one_workers_while_that_runs():
     new = WorkerId(9, 0)
     assert places.of(new, {A, B}) == 2, "that of one who is gone"
     assert places.of(C, {A, B, new}) == 3, "which is taken when it comes back"
+
+
+def test_a_coordinator_sees_when_its_agent_has_heard_of_who_leads():
+    with heard_of_leader() as path:
+        before = _heard_at(str(path))
+        until(lambda: _touch(path) or _heard_at(str(path)) != before)
+    assert _heard_at(str(path)) is None
+    assert _heard_at(None) is None
+    _touch(path)

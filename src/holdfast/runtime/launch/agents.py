@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,16 +58,19 @@ def this_node(name: str = "", environ: Mapping[str, str] = os.environ) -> NodeId
 
 @contextlib.contextmanager
 def heard_of_leader() -> Iterator[Path]:
-    """Makes a private folder for a file that an agent touches, and its coordinators look at; removes both."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder) / "heard"
+    """Makes a file in memory that an agent touches, and its coordinators look at; it is gone with the agent."""
+    descriptor = os.memfd_create("heard")
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def _touch(path: Path | None) -> None:
     """Best effort: the store has signs of life, too."""
     with contextlib.suppress(OSError):
         if path is not None:
-            path.touch()
+            os.utime(path)
 
 
 @dataclass(slots=True)
