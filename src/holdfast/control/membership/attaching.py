@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -139,28 +140,26 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
         return prefixed(told, on_agent(state, hello, now))
     if state.past_lost:
         state, hello = note_exits(state, hello), msgspec.structs.replace(hello, offers=(), started=())
-    node, said = hello.process.node, hello
-    hello, outputs = _without_left_over(state, hello)
-    if anew := _is_of_no_use(state, said, hello):
+    node, found = hello.process.node, _sifted(state, hello)
+    hello = found.hello
+    outputs: tuple[Output, ...] = ()
+    for each in found.left_over:
+        outputs += fence(each.worker, each.process)
+    if found.of_no_use:
         hello = msgspec.structs.replace(hello, offers=())
         outputs += (Tell(to=None, node=node, command=BeginAnew(reason=f"node {node} was held to be gone")),)
     state = _heard(state, hello, now)
-    gone, roster = {exit_.process for exit_ in hello.exits}, state.roster
-    lost = {worker: roster.processes.get(worker) for worker in sorted(roster.lost - roster.kept)}
     for started in hello.started:
         state, told = on_started(state, started, now)
         outputs += told
-    outputs += tuple(
-        told
-        for worker, process in lost.items()
-        if process is not None and process.node.shares_agent(node) and process not in gone
-        for told in fence(worker, process)
-    )
+    gone = {exit_.process for exit_ in hello.exits}
+    for process, worker in found.lost.items():
+        outputs += fence(worker, process) if process.node.shares_agent(node) and process not in gone else ()
     for exit_ in hello.exits:
         if state.roster.may_be(exit_.worker, exit_.process):
             state, more = on_exited(state, exit_.worker, exit_.process, exit_.status)
             outputs += untold(state, exit_, more)
-    if state.phase is Phase.ENDED or anew:
+    if state.phase is Phase.ENDED or found.of_no_use:
         return state, outputs
     asked = {
         each.command.worker for each in outputs if isinstance(each, Tell) and isinstance(each.command, StartWorker)
@@ -182,31 +181,42 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
 
 
-def _without_left_over(state: Membership, hello: Hello) -> tuple[Hello, tuple[Output, ...]]:
-    """What an agent's hello says of processes for which somebody waits; the others are ended."""
-    node, roster = hello.process.node, state.roster
-    left = [each for each in hello.started if _is_left_over(state, node, each.worker, each.process)]
-    lost = {roster.processes[worker] for worker in roster.lost - roster.kept if worker in roster.processes}
-    ended = {each.worker for each in hello.started if each in left or each.process in lost}
-    asked = {worker for worker in hello.coming if worker in ended or _is_left_over(state, node, worker, None)}
-    hello = msgspec.structs.replace(
-        hello,
-        started=tuple(each for each in hello.started if each not in left),
-        coming=tuple(worker for worker in hello.coming if worker not in asked),
-    )
-    return hello, tuple(output for each in left for output in fence(each.worker, each.process))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sifted:
+    """What an agent's hello comes to.
 
-
-def _is_of_no_use(state: Membership, before: Hello, now: Hello) -> bool:
-    """Whether an agent that was held to be gone is back with nothing that anybody waits for.
-
-    ``before`` is what it said, ``now`` what is left of that.
+    Attributes:
+        hello: the same, without what is left over.
+        left_over: processes that nobody waits for.
+        lost: the newest processes of workers that are lost, and whose.
+        of_no_use: whether it was held to be gone, and is back with nothing that anybody waits for.
     """
-    known = any(node.shares_agent(before.process.node) for node in state.contact.agents)
-    if known or state.past_lost or not (before.started or before.coming or before.exits):
-        return False
-    lost = {state.roster.processes.get(worker) for worker in state.roster.lost - state.roster.kept}
-    return not now.coming and all(each.process in lost for each in now.started)
+
+    hello: Hello
+    left_over: tuple[Started, ...]
+    lost: Mapping[Process, WorkerId]
+    of_no_use: bool
+
+
+def _sifted(state: Membership, hello: Hello) -> _Sifted:
+    node, roster = hello.process.node, state.roster
+    newest = roster.processes
+    lost = {newest[worker]: worker for worker in sorted(roster.lost - roster.kept) if worker in newest}
+    left = tuple(each for each in hello.started if _is_left_over(state, node, each.worker, each.process))
+    ended = {each.worker for each in hello.started if each in left or each.process in lost}
+    started = tuple(each for each in hello.started if each not in left)
+    coming = tuple(
+        worker for worker in hello.coming if worker not in ended and not _is_left_over(state, node, worker, None)
+    )
+    known = state.past_lost or any(each.shares_agent(node) for each in state.contact.agents)
+    had_something = hello.started or hello.coming or hello.exits
+    useful = coming or any(each.process not in lost for each in started)
+    return _Sifted(
+        hello=msgspec.structs.replace(hello, started=started, coming=coming),
+        left_over=left,
+        lost=lost,
+        of_no_use=bool(had_something and not known and not useful),
+    )
 
 
 def _is_left_over(state: Membership, node: NodeId, worker: WorkerId, process: Process | None) -> bool:
