@@ -203,7 +203,8 @@ class Cluster(RuleBasedStateMachine):
         assert after.roster.leaving <= after.present
         assert frozenset(after.contact.detached) <= after.present | after.roster.spares
         unborn = after.generation == 0  # then nobody is lost, and who did not come is started again
-        assert after.roster.expected <= (after.vacancies.starting.again if unborn else after.missing)
+        asked = after.vacancies.starting.again | after.roster.where.keys()
+        assert after.roster.expected <= (asked if unborn else after.missing)
         assert after.roster.where.keys() <= after.roster.expected
         assert set(after.roster.where.values()) <= set(after.contact.agents) or not after.contact.agents
         assert after.roster.kept <= after.roster.lost

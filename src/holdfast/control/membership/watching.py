@@ -68,8 +68,7 @@ def _due(state: Membership) -> dict[NodeId, float]:
     if len(away) == len(contact.agents) or state.phase is Phase.ENDED:
         return {}
     if state.phase is Phase.REATTACHING:  # workers are on their way back, too
-        soon, early = contact.reachable_since + BACK_S, _unseen(state)
-        return {node: soon if node in early else max(since + AGENT_ALONE_S, soon) for node, since in away.items()}
+        return _due_back(state, away)
     heard_at, closed_at = dict[str, float](), dict[str, float]()
     for worker in state.roster.there:
         nonce, at = state.roster.processes[worker].node.nonce, contact.detached.get(worker)
@@ -87,22 +86,32 @@ def _due(state: Membership) -> dict[NodeId, float]:
     }
 
 
-def _unseen(state: Membership) -> frozenset[NodeId]:
-    """The nodes of which a coordinator that was started again has seen nobody, if those that are back hold every layer.
+def _due_back(state: Membership, away: Mapping[NodeId, float]) -> dict[NodeId, float]:
+    """As :func:`_due`, at a coordinator that was started again.
 
-    Else there are none: without somebody of them nobody can go on.
+    Nodes of which it has seen nobody are given up soon, if those that are back hold every layer; else all wait for them.
     """
-    contact, roster, placement = state.contact, state.roster, state.grid.baseline.placement
-    at = {worker: roster.processes[worker].node for worker in contact.returned}
+    soon, unseen, whole = state.contact.reachable_since + BACK_S, _unseen(state), _is_whole(state)
+    due = {node: since + AGENT_ALONE_S for node, since in away.items()}
+    return due | {node: soon if whole else max(due[node], soon) for node in unseen & due.keys()}
+
+
+def _unseen(state: Membership) -> frozenset[NodeId]:
+    """The nodes of which a coordinator that was started again has seen neither the agent nor a worker."""
+    seen = [state.roster.processes[worker].node for worker in state.contact.returned]
+    never = [node for node, since in state.contact.agents.items() if since == state.contact.reattach_until]
+    return frozenset(node for node in never if not any(node.shares_agent(each) for each in seen))
+
+
+def _is_whole(state: Membership) -> bool:
+    """Whether those who are back at a coordinator that was started again, with their agents, hold every layer."""
+    processes, placement = state.roster.processes, state.grid.baseline.placement
     back = {
         worker
-        for worker, hello in contact.returned.items()
-        if hello.has_state and any(node.shares_agent(at[worker]) for node in contact.here)
+        for worker, hello in state.contact.returned.items()
+        if hello.has_state and state.contact.agent_of(processes[worker]) is not None
     }
-    if not all(placement.without(frozenset(placement.workers) - (back - state.absent)).owners_by_layer):
-        return frozenset()
-    never = [node for node, since in contact.agents.items() if since == contact.reattach_until]
-    return frozenset(node for node in never if not any(node.shares_agent(each) for each in at.values()))
+    return all(placement.without(frozenset(placement.workers) - (back - state.absent)).owners_by_layer)
 
 
 def _away(state: Membership) -> dict[NodeId, float]:
