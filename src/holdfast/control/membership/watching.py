@@ -89,7 +89,7 @@ def _due(state: Membership) -> dict[NodeId, float]:
 def _due_back(state: Membership, away: Mapping[NodeId, float]) -> dict[NodeId, float]:
     """As :func:`_due`, at a coordinator that was started again.
 
-    Nodes of which it has seen nobody are given up soon, if those that are back hold every layer; else all wait for them.
+    Nodes of which it has seen nobody are given up soon if those that are back hold every layer; else all wait for them.
     """
     soon, unseen, whole = state.contact.reachable_since + BACK_S, _unseen(state), _is_whole(state)
     due = {node: since + AGENT_ALONE_S for node, since in away.items()}
