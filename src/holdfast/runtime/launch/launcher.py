@@ -250,7 +250,7 @@ class Launcher:
                 self._signals.check()  # whatever went wrong may have come of it
                 raise
         except Interrupted as interrupted:
-            if not is_database(briefing.store):
+            if briefing.request.slots is not None and not is_database(briefing.store):
                 try:
                     end_attempt(briefing.store, INTERRUPTED, str(interrupted), briefing.begins)
                 except StorageError as error:
