@@ -187,9 +187,8 @@ class ControlClient:
             case Pulse(seen=seen):
                 if seen:
                     self._on_pulse()
-            case CoordinatorsAt(
-                addresses=addresses
-            ):  # those that we were given may be there again, or have other names
+            case CoordinatorsAt(addresses=addresses):
+                # Those that we were given may be there again, or have other names.
                 self._addresses = deque(dict.fromkeys((self._address, *addresses, *self._given)))
             case _:
                 self._on_command(command)

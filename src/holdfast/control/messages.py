@@ -467,7 +467,7 @@ class NodeLost(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class StandingBy(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent was told to start a coordinator, and it listens at ``address``; "": none could be started."""
+    """The agent was told to start a coordinator, and it listens at ``address``; "": none does, nor can one here."""
 
     process: Process
     address: str

@@ -23,8 +23,9 @@ class Standbys:
     _at: dict[Process, tuple[str, ...]] = field(default_factory=dict)
     """The coordinators of each agent that is here."""
     _asked: set[Process] = field(default_factory=set)
-    """Agents that were asked to start one, which they have yet to answer, or cannot do."""
+    """Agents that were asked to start one, and have yet to answer."""
     _failed: set[Process] = field(default_factory=set)
+    """Agents that cannot start one, or keep it alive."""
     _told: CoordinatorsAt = field(default_factory=lambda: CoordinatorsAt(addresses=()))
 
     @property
@@ -41,6 +42,7 @@ class Standbys:
         elif message.address:
             self._at[agent] = (message.address,)
         else:
+            self._at[agent] = ()
             self._failed.add(agent)
 
     def only(self, agents: Collection[Process]) -> None:

@@ -45,6 +45,14 @@ def test_who_cannot_is_not_asked_again(three):
     assert three.to_ask(ALL) == ()
 
 
+def test_one_that_cannot_be_kept_alive_is_told_of_no_more_and_another_is_asked(three):
+    for agent, address in zip(three.to_ask(ALL), ("b:7", "c:7"), strict=True):
+        three.heard(StandingBy(process=agent, address=address))
+    assert three.news() == at("a:7", "b:7", "c:7")
+    three.heard(StandingBy(process=ONE, address=""))
+    assert (three.to_ask(ALL), three.news()) == ((THREE,), at("a:7", "c:7"))
+
+
 def test_in_the_place_of_one_whose_node_is_gone_another_is_asked(three):
     for agent, address in zip(three.to_ask(ALL), ("b:7", "c:7"), strict=True):
         three.heard(StandingBy(process=agent, address=address))

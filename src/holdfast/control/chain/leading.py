@@ -135,10 +135,10 @@ def lead(
         waits = shared and not alone
         empty = waits and calls.answered(partial(_is_empty, chain))
         if waits and not empty:
-            said = _wait_for_silence(chain, calls, heard)
+            said = _sign(_wait_for_silence(chain, calls, heard))
         found = None if empty else calls.answered(chain.newest)
         number, leads, decision = (0, "", None) if found is None else (found.number, *_read(chain, job, found.body))
-        if waits and not empty and leads not in (silent, _said_by(said)):
+        if waits and not empty and leads not in (silent, said and said.by):
             silent = leads  # it began to lead while we waited for another one, and may be yet to give a sign of life
             continue
         ours = Entry(by=by, decision=decision).encoded
@@ -169,12 +169,12 @@ def _read(chain: Chain, job: str, body: bytes) -> tuple[str, StoredDecision | No
     return entry.by, entry.decision
 
 
-def _said_by(said: bytes | None) -> str:
-    """Whose sign of life this is; "" if it is none."""
+def _sign(said: bytes | None) -> _Sign | None:
+    """What is said, if that is a sign of life."""
     try:
-        return "" if said is None else msgspec.json.decode(said, type=_Sign).by
+        return None if said is None else msgspec.json.decode(said, type=_Sign)
     except msgspec.MsgspecError:
-        return ""
+        return None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,19 +296,10 @@ def show_life(leading: Leading, deposed: Callable[[], None]) -> None:
         return
     for count in itertools.count():
         with contextlib.suppress(HoldfastError):  # what cannot be said now is said later; puts tell what is wrong
-            said = chain.said()
-            if said is not None and _leads_after(leading, said):
+            said = _sign(chain.said())
+            if said is not None and said.number > leading.first:  # of one who began to lead after us
                 break
             chain.say(msgspec.json.encode(_Sign(leading.first, leading.by, count)))
             leading.shown_at = time.monotonic()
         time.sleep(chain.beat_s)
     deposed()
-
-
-def _leads_after(leading: Leading, said: bytes) -> bool:
-    """Whether a sign is of one who began to lead after us."""
-    try:
-        sign = msgspec.json.decode(said, type=_Sign)
-    except msgspec.MsgspecError:
-        return False
-    return sign.number > leading.first

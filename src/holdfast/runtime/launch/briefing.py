@@ -98,8 +98,11 @@ class Briefing:
         url = self.job.logging.url
         return None if url is None else f"{url.rstrip('/')}/{self.job_id}"
 
-    def coordinator(self, node: NodeId) -> CoordinatorSpec:
-        """Returns what a coordinator on this machine is told, which is this node."""
+    def coordinator(self, node: NodeId, brief: bytes = b"") -> CoordinatorSpec:
+        """Returns what a coordinator on this machine is told, which is this node.
+
+        ``brief``: what this machine itself was told of the job, unread; empty: the job is begun here.
+        """
         run_dir, planned = self.request.run_dir, self.planned
         return CoordinatorSpec(
             job=self.job,
@@ -114,7 +117,8 @@ class Briefing:
             checkpoints=self.request.checkpoints,
             facts=self.probed.facts,
             resume=self.request.resume,
-            brief=b"" if self.request.slots is None else self._brief(),
+            brief=brief if brief or self.request.slots is None else self._brief(),
+            again=bool(brief),
             invitation=self.invitation,
             node=node,
             heard=None if self.heard is None else str(self.heard),

@@ -107,10 +107,9 @@ def joined_ports(briefing: Briefing, node: NodeId, workers: Processes, log: Even
         log: where events go.
         brief: what this machine was told of the job, unread: its coordinators tell others the same.
     """
-    spec = replace(briefing.coordinator(node), brief=brief, again=True)
     faults = tuple(fault for fault in briefing.request.faults if fault.kind is not FaultKind.JOIN)
     around = _strikes(briefing, faults, _no_network, log) if faults else _nothing
-    return Ports(coordinator=spec, node=node, workers=workers, around=around)
+    return Ports(coordinator=briefing.coordinator(node, brief), node=node, workers=workers, around=around)
 
 
 def _strikes(

@@ -69,8 +69,9 @@ def preflight(request: RunRequest, machine: Machine) -> PreflightFindings:
     errors = _errors(*(partial(_check_fault, request, fault, machine) for fault in request.faults))
     probed = machine.probed
     if probed is None:
-        asked = (partial(check_accepted, request.job, request.accept), partial(_check_networks, request))
-        return PreflightFindings(errors=errors + _errors(*asked, partial(_check_coordinators, request)))
+        checks = (_check_networks, _check_coordinators)
+        asked = (partial(check_accepted, request.job, request.accept), *(partial(check, request) for check in checks))
+        return PreflightFindings(errors=errors + _errors(*asked))
     if errors:
         return PreflightFindings(errors=errors)
     try:
