@@ -230,3 +230,11 @@ def test_what_is_kept_is_read_in_order_the_newest_last(chain):
     for number, body in enumerate(bodies, start=1):
         assert chain.put(number, body)
     assert list(chain.bodies()) in (bodies, bodies[-1:])
+
+
+def test_what_a_process_that_was_killed_had_half_written_is_no_entry(tmp_path):
+    folder = BlobChain(LocalStore(tmp_path, reserved_bytes=0))
+    assert folder.put(1, b"one")
+    for name in ("sign.tmp-abc", "decision-000000000002.tmp-abc"):
+        (tmp_path / name).write_bytes(b"half")
+    assert list(folder.bodies()) == [b"one"]

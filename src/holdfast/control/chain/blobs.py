@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from holdfast.control.chain.entry import packed, unpacked
@@ -13,6 +14,7 @@ from holdfast.storage.blobs import BlobStore, ObjectStore
 __all__ = ["BlobChain"]
 
 _SIGN = "sign"
+_NAMES = re.compile(r"decision-\d{12}")
 
 
 class BlobChain:
@@ -52,7 +54,7 @@ class BlobChain:
     def bodies(self) -> Iterator[bytes]:
         """See Chain.bodies."""
         with _away():
-            for name in sorted(each for each in self._store.list() if each != _SIGN):
+            for name in sorted(filter(_NAMES.fullmatch, self._store.list())):  # others are half written, or signs
                 yield unpacked(self._store.get(name), f"{self}/{name}")
 
     def say(self, sign: bytes) -> None:
