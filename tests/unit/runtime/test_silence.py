@@ -76,9 +76,8 @@ def test_a_host_that_cannot_be_reached_is_silent_once_it_should_acknowledge(netw
 
 
 @pytest.fixture
-def pair(networks, monkeypatch):
+def pair(networks):
     """Two workers on two nodes, who have come to their first generation."""
-    monkeypatch.setattr(sender, "_UNANSWERED_S", SILENT_S)
     places = {A: networks.node(0), B: networks.node(1)}
     made = {
         worker: inside(place, lambda w=worker, p=place: LinkTransport(w, host=p.host, silent_s=SILENT_S))
@@ -109,15 +108,19 @@ def says_and_hears(pair, generation):
     assert torch.equal(pair[B].receive(key(generation), A, SPEC).wait(), torch.arange(4.0))
 
 
-def test_who_sends_to_a_node_that_it_cannot_reach_is_told_and_calls_it_anew_in_the_next_generation(networks, pair):
+def test_who_sends_to_a_node_that_it_cannot_reach_is_told_and_calls_it_anew_in_the_next_generation(
+    networks, pair, monkeypatch
+):
     says_and_hears(pair, 1)
     networks.part(0, 1)
     pair[A].send(MessageKey(generation=1, step=1, payload=Payload.ACTIVATION, microbatch=0), B, torch.arange(4.0))
     with pytest.raises(PeerLost, match=rf"its host has acknowledged nothing for {SILENT_S:g} s"):
         pair[A].receive(key(1), B, SPEC).wait()
 
-    with pytest.raises(PeerLost, match=rf"its host has answered no call for {SILENT_S:g} s"):
-        pair[A].build(2, ((A, B),))
+    with monkeypatch.context() as soon:
+        soon.setattr(sender, "_UNANSWERED_S", SILENT_S)
+        with pytest.raises(PeerLost, match=rf"its host has answered no call for {SILENT_S:g} s"):
+            pair[A].build(2, ((A, B),))
 
     place = networks.node(0)
     back = ["ip", "route", "del", "blackhole", networks.node(1).host]

@@ -223,11 +223,11 @@ class ForkServer:
         for descriptor in (self._door, self._alive):
             if descriptor >= 0:
                 os.close(descriptor)
-        with _blocked():
-            resource_tracker.ensure_running()
         self._status, self._why = None, ""
         with socket.socket(socket.AF_UNIX) as listener:
-            self._door = _listen_unseen(listener)
+            self._door = _listen_unseen(listener)  # before there is any process of ours: nothing is left behind later
+            with _blocked():
+                resource_tracker.ensure_running()
             his_alive, self._alive = os.pipe()
             command = _BEGIN.format(
                 option=PR_SET_PDEATHSIG,
