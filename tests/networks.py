@@ -1,13 +1,18 @@
-"""Network namespaces, for tests that make some."""
+"""Network namespaces, and clocks of their own, for tests that make some."""
 
 import shutil
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.waiting import LIMIT_S
 
-__all__ = ["in_thread", "inside", "needs_networks"]
+__all__ = ["HOUR_S", "an_hour_ahead", "in_thread", "inside", "needs_networks"]
+
+HOUR_S = 3600
 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
@@ -21,6 +26,19 @@ def may_make_networks():
 
 
 needs_networks = pytest.mark.skipif(not may_make_networks(), reason="needs root (CAP_SYS_ADMIN) and `ip` (iproute2)")
+
+
+def an_hour_ahead():
+    """What a command has in front that is to run by a clock of its own, an hour ahead of this one."""
+    words = ("unshare", "--time", "--monotonic", str(HOUR_S), "--boottime", str(HOUR_S))
+    shown = subprocess.run(
+        [*words, sys.executable, "-c", "import time; print(time.monotonic())"], stdout=subprocess.PIPE
+    )
+    if shown.returncode or float(shown.stdout) < time.monotonic() + HOUR_S / 2:
+        pytest.skip(
+            "needs `unshare --time` (util-linux) and a kernel that moves a process to another clock as it begins"
+        )
+    return words
 
 
 def in_thread(work):

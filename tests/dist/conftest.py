@@ -27,6 +27,7 @@ from holdfast.optim.digest import load_layer
 from holdfast.runtime.launch.directory import decisions_of
 from holdfast.telemetry.events import Agreed, CoordinatorReady, StepOps, read_events
 from holdfast.telemetry.report import FATAL_KINDS, RunReport, report
+from holdfast.telemetry.story import read_story
 
 TEXT = f"{Path(sysconfig.get_paths()['stdlib']) / 'asyncio'}/*.py"
 """Half a megabyte in some files. Of all of Python's own sources every process would shuffle millions of windows."""
@@ -273,7 +274,7 @@ def check_executed(run_dir: Path) -> None:
     But for steps that were gone on with after a loss, which all had agreed on.
     """
     plans = stored_plans(run_dir)
-    events = [event for _, event in read_events(run_dir / "events.jsonl")]
+    events = [event for _, event in read_story(run_dir)]
     finished = [event for event in events if isinstance(event, StepOps)]
     assert finished
     gone_on_with = {(e.generation, e.step) for e in events if isinstance(e, Agreed) and e.goes_on}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from tests.conftest import EtcdServer
 from tests.dist.conftest import JOBS, LOOP_SCRIPT, check_executed
-from tests.networks import needs_networks
+from tests.networks import HOUR_S, an_hour_ahead, needs_networks
 from tests.waiting import LIMIT_S, until
 
 from holdfast import parse_job
@@ -23,7 +24,9 @@ from holdfast.config.load import dump_job
 from holdfast.control.certificates import make_certificates
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.isolation import Networks
-from holdfast.telemetry.events import CoordinatorReady, Detected, Notice, StepOps, Synced, WorkerReady, read_events
+from holdfast.telemetry.events import CoordinatorReady, Detected, JobEnded, Notice, StepOps, Synced, WorkerReady
+from holdfast.telemetry.report import report
+from holdfast.telemetry.story import read_story
 
 pytestmark = pytest.mark.dist
 
@@ -57,16 +60,17 @@ class Cluster:
         again = self._start("again", self.networks.hub, command, "--run-dir", self.run_dir, *words)
         return again.wait(LIMIT_S)
 
-    def join(self, slots, node, *words):
-        """Starts an agent on the node of this number; returns its process."""
+    def join(self, slots, node, *words, clock=()):
+        """Starts an agent on the node of this number, with a clock of its own if it is given one."""
         place = None if self.networks is None else self.networks.node(node)
         name = f"node-{len(self.agents)}"
-        self.agents.append(self._start(name, place, *self.invitation, "--slots", slots, "--node", name, *words))
+        line = (*self.invitation, "--slots", slots, "--node", name, *words)
+        self.agents.append(self._start(name, place, *line, clock=clock))
         return self.agents[-1]
 
-    def _start(self, name, namespace, *words):
+    def _start(self, name, namespace, *words, clock=()):
         inside = () if namespace is None else ("nsenter", f"--net={namespace.path}")
-        line = [*inside, sys.executable, "-m", "holdfast", *map(str, words)]
+        line = [*inside, *clock, sys.executable, "-m", "holdfast", *map(str, words)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with (self.folder / f"{name}.txt").open("w") as out:
             return subprocess.Popen(line, cwd=self.folder, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -75,7 +79,7 @@ class Cluster:
         return (self.folder / f"{name}.txt").read_text()
 
     def events(self, kind):
-        return [event for _, event in read_events(self.run_dir / "events.jsonl") if isinstance(event, kind)]
+        return [event for _, event in read_story(self.run_dir) if isinstance(event, kind)]
 
     def ran(self, step):
         """Waits until somebody has run a step."""
@@ -151,7 +155,7 @@ def test_nodes_die_and_come(apart, small, runs):
     killed, cut = (apart.join(2, node) for node in range(2))
     for name in ("node-0", "node-1"):
         until(lambda name=name: "takes part" in apart.said(name), apart.story, apart.head)
-    last = apart.join(4, 2)
+    last = apart.join(4, 2, clock=an_hour_ahead())
     apart.ran(3)
     networks = {Path(f"/proc/{event.pid}/ns/net").readlink() for event in apart.events(WorkerReady)}
     assert len(networks) == 3, "two workers on each node"
@@ -165,9 +169,9 @@ def test_nodes_die_and_come(apart, small, runs):
     until(lambda: "it takes part anew" in apart.said("node-1"), apart.story, apart.head)
     said = apart.end()
     assert hashes(said) == runs.healthy("small", (LONGER,)).weights_sha256
-    check_executed(apart.run_dir)
     assert [each.wait(LIMIT_S) for each in (cut, last)] == [0, 0]
     assert "6 workers begin on 3 nodes: any 2 of them may be lost" in [event.text for event in apart.events(Notice)]
+    check_told(apart)
 
 
 def test_agents_may_come_first_and_the_coordinator_may_die(cluster, small, runs):
@@ -294,22 +298,44 @@ def test_a_machine_that_computes_other_bits_is_refused(cluster, small, monkeypat
 def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     """Its coordinator and two workers with it: another one leads, on a node with room for the two.
 
-    The same command, as somebody may start it again by itself, is refused while the job goes on.
+    The same command, as somebody may start it again by itself, is refused while the job goes on: one of its workers is
+    stopped meanwhile. All agents have clocks of their own.
     """
-    options = ("--set", LONGER, "--set", "control.insecure=true")
+    options = ("--set", LONGER, "--set", "control.insecure=true", "--set", "control.hang_s=200")
     apart.begin("train", small, "--listen", apart.networks.hub.host, "--slots", 2, *options)
-    agents = [apart.join(slots, node) for node, slots in enumerate((2, 4))]
+    agents = [apart.join(slots, node, clock=an_hour_ahead()) for node, slots in enumerate((2, 4))]
     apart.stands_by("node-0", "node-1")
     apart.ran(3)
     for process in (*processes_below(apart.head), apart.head):
         process.kill()
     until(lambda: apart.events(Detected), apart.story)
-    assert apart.tried_again("train", small, "--listen", apart.networks.hub.host, "--resume", "auto", *options) == 2
+    stopped = psutil.Process(next(each.pid for each in apart.events(WorkerReady) if psutil.pid_exists(each.pid)))
+    stopped.suspend()
+    command = ("train", small, "--listen", apart.networks.hub.host, "--resume", "auto", *options)
+    assert apart.tried_again(*command) == 2, apart.story()
     assert "its job goes on, led by a coordinator on another machine" in apart.said("again")
+    stopped.resume()
     assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
-    assert digest_run(apart.run_dir / "final").weights_sha256 == runs.healthy("small", (LONGER,)).weights_sha256
-    lost = {event.worker for event in apart.events(Detected)}
-    assert len(lost) == 2
+    healthy = runs.healthy("small", (LONGER,))
+    assert digest_run(apart.run_dir / "final").weights_sha256 == healthy.weights_sha256
+    assert len({event.worker for event in apart.events(Detected)}) == 2
+    summary = json.loads((apart.run_dir / "summary.json").read_text())
+    told = ("weights_sha256", "state_sha256", "final_loss", "steps", "reasons")
+    assert [summary[key] for key in told] == [getattr(healthy, key) for key in told], "whoever led wrote it"
+    check_told(apart)
+
+
+def check_told(cluster):
+    """The logs of all machines make one story, by one clock, though theirs are an hour apart."""
+    timed = read_story(cluster.run_dir)
+    ended = [event.outcome for _, event in timed if isinstance(event, JobEnded)]
+    assert ended == ["done"], "once, though each agent has said it"
+    told = report(timed)
+    assert ([step for step, _ in told.commits], told.missing) == (list(range(260)), ""), "whoever made them"
+    assert timed[-1][0] - timed[0][0] < HOUR_S / 2
+    own = list(cluster.run_dir.glob("node-*/events-*.jsonl"))
+    assert own, "whoever has a clock of its own has a log of its own"
+    check_executed(cluster.run_dir)
 
 
 @needs_networks

@@ -11,7 +11,8 @@ from holdfast.cli.train import EventLines
 from holdfast.config.job import Tls
 from holdfast.errors import ConfigError
 from holdfast.runtime.hardening import outlast_readers
-from holdfast.runtime.launch.joining import Joiner, JoinRequest
+from holdfast.runtime.join import join
+from holdfast.runtime.launch.joining import JoinRequest
 from holdfast.runtime.node.signals import Interrupted
 
 __all__ = ["add_agent_parser"]
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     )
     lines = EventLines(quiet=args.quiet)
     try:
-        ended = Joiner(request=request, on_event=lines.tell).run()
+        ended = join(request, on_event=lines.tell)
     except Interrupted as interruption:
         print(f"holdfast: {interruption}: every process of the job on this machine is ended", file=sys.stderr)
         return 128 + interruption.signal_number

@@ -6,31 +6,58 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli.arguments import hours
 from holdfast.errors import ConfigError, StorageError
 from holdfast.parsing import parsing
+from holdfast.runtime.launch.directory import led_elsewhere
 from holdfast.runtime.rundir import owner
-from holdfast.telemetry.events import Event, EventReader, Installed, JobEnded, Timed
+from holdfast.telemetry.events import Event, Installed, JobEnded, Timed
 from holdfast.telemetry.shown import shown
+from holdfast.telemetry.story import EVENTS, StoryReader
 from holdfast.telemetry.underway import Underway, recent, underway
 
-__all__ = ["follow", "tell_underway"]
+__all__ = ["Runner", "follow", "runner", "tell_underway"]
 
 _LOOK_S = 1.0
 _EVERY_S = 10.0
 _STOOD_STILL_S = 10.0
 
 
-def tell_underway(process: int, job: Underway) -> str:
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Who runs a job: a process of this machine, or (None) a coordinator on another one."""
+
+    process: int | None
+
+    def __str__(self) -> str:
+        return "led from another machine" if self.process is None else f"process {self.process}"
+
+
+def runner(run_dir: Path) -> Runner | None:
+    """Returns who runs the job of a run directory; None: nobody does. It may take seconds to know.
+
+    Raises:
+        ConfigError: it cannot be found out.
+    """
+    if (process := owner(run_dir)) is not None:
+        return Runner(process)
+    try:
+        return Runner(None) if led_elsewhere(run_dir) else None
+    except StorageError as error:
+        raise ConfigError(f"{run_dir}: whether its job goes on elsewhere is not known: {error}") from None
+
+
+def tell_underway(who: Runner, job: Underway) -> str:
     """Returns a line on a running job.
 
     Args:
-        process: that runs it.
+        who: runs it.
         job: how far it is.
     """
-    text = f"running (process {process}): {job.done} of {job.steps} steps done"
+    text = f"running ({who}): {job.done} of {job.steps} steps done"
     if job.steps_per_s:
         text += f", {job.steps_per_s:.2f} steps/s over the last minute"
     if job.left_s is not None:
@@ -74,8 +101,8 @@ class _Follower:
     def __init__(self, run_dir: Path, tell: Callable[[Event, bool], str | None]) -> None:
         self._run_dir, self._tell = run_dir, tell
         self._terminal = sys.stdout.isatty()
-        self._log, self._looked = run_dir / "events.jsonl", False
-        self._reader = EventReader(self._log)
+        self._log, self._looked = run_dir / EVENTS, False
+        self._reader = StoryReader(run_dir)
         self._events: list[Timed] = []
         self._origin: float | None = None
         self._formed = False
@@ -83,21 +110,21 @@ class _Follower:
 
     def look(self) -> int | None:
         """Tells what is new; returns the exit code once the job has ended."""
-        process = owner(self._run_dir)  # before the log is read: whoever is gone now writes no more
+        who = runner(self._run_dir)  # before the log is read: whoever is gone now writes no more
         if not self._log.is_file():
-            self._check_begins(process)
+            self._check_begins(who)
             return None
         news = self._news()
         for at, event in news:
             self._show_event(at, event)
-        now = time.monotonic()
+        now = self._reader.now()
         self._events = recent([*self._events, *news], now)
         if ended := [event for _, event in news if isinstance(event, JobEnded)]:
             return 0 if ended[-1].outcome == "done" else 1
-        if process is None:
+        if who is None:
             self._stay("it has not ended, or was killed: no process runs it")
             return 1
-        self._show(process, underway(self._events, now), now)
+        self._show(who, underway(self._events, now))
         return None
 
     def end(self) -> None:
@@ -106,9 +133,9 @@ class _Follower:
             print(flush=True)
             self._open = False
 
-    def _check_begins(self, process: int | None) -> None:
+    def _check_begins(self, who: Runner | None) -> None:
         """Without a log, a job may be about to begin one; a second look tells whether it has taken the directory."""
-        if process is None and (self._looked or not self._run_dir.is_dir()):
+        if who is None and (self._looked or not self._run_dir.is_dir()):
             raise ConfigError(f"{self._run_dir}: is no run directory, it has no events.jsonl")
         self._looked = True
 
@@ -126,16 +153,17 @@ class _Follower:
         if text := self._tell(event, not self._formed):
             self._stay(f"{at - self._origin:9.3f} s  {text}")
 
-    def _show(self, process: int, job: Underway, now: float) -> None:
+    def _show(self, who: Runner, job: Underway) -> None:
+        now = time.monotonic()
         due = job.done != self._shown and now - self._shown_at >= _EVERY_S
         if not (self._terminal or due or self._shown < 0):
             return
         self._shown, self._shown_at = job.done, now
         if self._terminal:
-            print(f"\r\x1b[K{tell_underway(process, job)}", end="", flush=True)
+            print(f"\r\x1b[K{tell_underway(who, job)}", end="", flush=True)
             self._open = True
         else:
-            self._stay(tell_underway(process, job))
+            self._stay(tell_underway(who, job))
 
     def _stay(self, line: str) -> None:
         print(f"\r\x1b[K{line}" if self._open else line, flush=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import starmap
 from pathlib import Path
 
-from holdfast.cli.following import follow, tell_underway
+from holdfast.cli.following import Runner, follow, runner, tell_underway
 from holdfast.cli.ways_shown import tell_technique, tell_way, tell_way_in_full
 from holdfast.control.chain.opening import plans_in
 from holdfast.core.plan import Plan
@@ -19,7 +20,7 @@ from holdfast.errors import ConfigError, StorageError, place_of
 from holdfast.parsing import parsing
 from holdfast.plain import one_line
 from holdfast.runtime.launch.directory import decisions_of
-from holdfast.runtime.rundir import attempts, owner
+from holdfast.runtime.rundir import attempts
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
@@ -60,11 +61,12 @@ from holdfast.telemetry.events import (
     Summed,
     Suspected,
     Synced,
+    Timed,
     WorkerReady,
-    read_events,
 )
 from holdfast.telemetry.report import FailureReport, attempt, report
 from holdfast.telemetry.shown import shown
+from holdfast.telemetry.story import EVENTS, StoryReader
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 from holdfast.telemetry.underway import Underway, underway
 
@@ -101,15 +103,15 @@ def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
 
 def run(args: argparse.Namespace) -> int:
     """Prints the picture, or picture and story, of a run and returns 0; for ``--follow`` see :func:`follow`."""
-    path = Path(args.run_dir) / "events.jsonl"
+    run_dir = Path(args.run_dir)
     if args.follow:
         _check_follow(args)
-        return follow(Path(args.run_dir), _tell_at_once)
-    if not path.is_file():
-        raise ConfigError(f"{args.run_dir}: is no run directory, it has no events.jsonl")
-    timed = _read(path)
+        return follow(run_dir, _tell_at_once)
+    if not (run_dir / EVENTS).is_file():
+        raise ConfigError(f"{args.run_dir}: is no run directory, it has no {EVENTS}")
+    timed, now = _read(run_dir)
     if args.perfetto:
-        plans = _plans(Path(args.run_dir))
+        plans = _plans(run_dir)
         with parsing(lambda text: ConfigError(f"{args.run_dir}: its log and its plans do not fit together: {text}")):
             print(run_to_trace(timed, plans), end="")
     elif args.step is not None:
@@ -119,11 +121,11 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "svg":
         print(run_to_svg(run_timeline(timed), _title(timed)), end="")
     elif args.format == "json":
-        print(_to_json(timed, _running(Path(args.run_dir), timed)))
+        print(_to_json(timed, _running(run_dir, timed, now)))
     else:
-        running = _running(Path(args.run_dir), timed)
+        running = _running(run_dir, timed, now)
         told = "" if running is None else tell_underway(*running)
-        print(narrate_attempts(Path(args.run_dir)) + _text(timed, every=args.every, running=told))
+        print(narrate_attempts(run_dir) + _text(timed, every=args.every, running=told))
     return 0
 
 
@@ -137,26 +139,26 @@ def _tell_at_once(event: Event, beginning: bool) -> str | None:
     return None if _is_routine(event, beginning) else _tell(event)
 
 
-def _running(run_dir: Path, timed: list[tuple[float, Event]]) -> tuple[int, Underway] | None:
-    """The process that runs a job, and how far it is; None if it has ended, or was killed."""
-    process = owner(run_dir)
-    if process is None or any(isinstance(event, JobEnded) for _, event in timed):
+def _running(run_dir: Path, timed: list[Timed], now: float) -> tuple[Runner, Underway] | None:
+    """Who runs a job, and how far it is; None if it has ended, or was killed."""
+    if any(isinstance(event, JobEnded) for _, event in timed) or (who := runner(run_dir)) is None:
         return None
-    return process, underway(timed, time.monotonic())
+    return who, underway(timed, now)
 
 
-def _read(path: Path) -> list[tuple[float, Event]]:
-    """The events of a log, fit to be shown.
+def _read(run_dir: Path) -> tuple[list[Timed], float]:
+    """The events of a run, fit to be shown, and what their clock shows now.
 
     Raises:
-        ConfigError: it is none, or cannot be read.
+        ConfigError: its logs are none, or cannot be read.
     """
+    reader = StoryReader(run_dir)
     try:
-        timed = read_events(path)
+        timed = [*reader.read(), *reader.unplaced()]
     except StorageError as error:
         raise ConfigError(str(error)) from None
-    with parsing(lambda text: ConfigError(f"{path}: is no log of events: {text}")):
-        return [(time, shown(event)) for time, event in timed]
+    with parsing(lambda text: ConfigError(f"{run_dir / EVENTS}: is no log of events: {text}")):
+        return [(time, shown(event)) for time, event in timed], reader.now()
 
 
 def _text(timed: list[tuple[float, Event]], *, every: bool, running: str) -> str:
@@ -174,9 +176,9 @@ def narrate_attempts(run_dir: Path) -> str:
 
 def _tell_attempt(number: int, folder: Path) -> str:
     """One earlier attempt in one line; also one whose log is damaged, which must not hide the others."""
-    path = folder / "events.jsonl"
+    path = folder / EVENTS
     try:
-        timed = _read(path) if path.is_file() else []
+        timed = _read(folder)[0] if path.is_file() else []
         with parsing(lambda text: ConfigError(f"{path}: cannot be told: {text}")):
             return f"{_told(number, timed)}: holdfast inspect {folder}"
     except ConfigError as error:
@@ -219,18 +221,19 @@ def _title(timed: list[tuple[float, Event]]) -> str:
     return "; ".join(text for text in told if text)
 
 
-def _to_json(timed: list[tuple[float, Event]], running: tuple[int, Underway] | None) -> str:
+def _to_json(timed: list[tuple[float, Event]], running: tuple[Runner, Underway] | None) -> str:
     """What matters of a run, as data; how it recovers from the loss of a node with all figures."""
     told, events = report(timed), [event for _, event in timed]
     found = {
         "name": next((event.name for event in events if isinstance(event, JobStarted)), None),
         "outcome": next((event.outcome for event in events if isinstance(event, JobEnded)), None),
-        "running": None if running is None else {"process": running[0], **running[1].to_json()},
+        "running": None if running is None else {"process": running[0].process, **running[1].to_json()},
         "recovery": next((event.figures() for event in events if isinstance(event, Chosen)), None),
         "resumed_from": told.resumed_from,
         "steps_committed": len(told.commits),
         "steps_per_s": told.steps_per_s,
         "failures": told.failures_json(),
+        "nodes": told.nodes,
         "checkpoints": told.checkpoints,
         "missing": told.missing,
     }
@@ -254,6 +257,8 @@ def sum_up(timed: list[tuple[float, Event]], running: str = "") -> str:
     lines += [text for event in events if isinstance(event, Parted | Seated | Synced) if (text := _tell_members(event))]
     lines += [tell_technique(event.technique, event.why) for event in events if isinstance(event, Scheduled)]
     lines += [line for event in events if isinstance(event, Chosen) for line in tell_way_in_full(event)]
+    if len(told.nodes) > 1:
+        lines.append(f"nodes: {'; '.join(starmap(_tell_node, told.nodes.items()))}")
     if (sent := told.sent_per_step) is not None:
         lines.append(f"for each step all together sent {_size(sent.messages)} in messages, {_size(sent.sums)} for sums")
     if told.coordinator_restarts:
@@ -268,6 +273,10 @@ def sum_up(timed: list[tuple[float, Event]], running: str = "") -> str:
     return "\n".join(
         [*lines, *dict.fromkeys(text for event in events if isinstance(event, Notice) if (text := _tell(event)))]
     )
+
+
+def _tell_node(node: str, workers: tuple[str, ...]) -> str:
+    return f"{node} with {', '.join(workers)}" if workers else f"{node} without a worker"
 
 
 def _losses(events: list[Event]) -> str:
@@ -376,7 +385,7 @@ def _tell_job(event: Event) -> str | None:
         case Preparing():
             return event.text
         case Notice():
-            return f"{event.worker if event.worker.isalpha() else f'worker {event.worker}'}: {event.text}"
+            return f"{f'worker {event.worker}' if event.worker[:1].isdigit() else event.worker}: {event.text}"
         case EventsMissing():
             return f"{event.count} events before this one are missing, they could not be written: {event.why}"
         case StepOps(loss=float() as loss):
@@ -404,7 +413,8 @@ def _tell_coordinator(event: Event) -> str | None:
         case CoordinatorLost():
             return f"the coordinator is gone: {event.how}"
         case CoordinatorReady():
-            return f"coordinator ready (process {event.pid})" + _memory(event.generation)
+            where = f" on node {event.node}" if event.node else ""
+            return f"coordinator ready{where} (process {event.pid})" + _memory(event.generation)
         case Reattached():
             after = "all go on" if event.adopted else "a new one follows"
             return f"all are back at the coordinator in generation {event.generation}: {after}"
@@ -436,7 +446,8 @@ def _tell_loss(event: Event) -> str | None:
 def _tell_members(event: Event) -> str | None:
     match event:
         case WorkerReady():
-            return f"worker {event.worker} ready (process {event.pid})"
+            where = f" on node {event.node}" if event.node else ""
+            return f"worker {event.worker} ready{where} (process {event.pid})"
         case Installed():
             why = {"": "", BOUNDARY: ", between two steps"}.get(event.strategy, f", by {event.strategy}")
             return f"generation {event.generation}: {len(event.workers)} workers{why}"

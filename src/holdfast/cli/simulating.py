@@ -22,7 +22,8 @@ from holdfast.sim.failures import FORMS, SLOW, Failures
 from holdfast.sim.prepare import parse_cluster, settled_on
 from holdfast.sim.traces import read_trace
 from holdfast.sim.world import World
-from holdfast.telemetry.events import Scheduled, read_events
+from holdfast.telemetry.events import Scheduled
+from holdfast.telemetry.story import read_story
 
 __all__ = ["TRACE_HELP", "add_simulating", "cluster_of", "job_of", "key_of", "processes_of", "progress", "worlds_of"]
 
@@ -93,7 +94,7 @@ def key_of(cluster: Cluster) -> str:
 
 def _shown_in(run_dir: Path) -> Shown:
     """What a run shows; how fast state is, and messages are, where its layers have a profile."""
-    job, events = load_job(run_dir / "job.yaml"), read_events(run_dir / "events.jsonl")
+    job, events = load_job(run_dir / "job.yaml"), read_story(run_dir)
     emulated = run_dir / "profile.json"
     profile = load_profile(emulated) if emulated.exists() else profile_of(job, num_layers(job))
     if profile is None:

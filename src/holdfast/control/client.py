@@ -28,6 +28,7 @@ from holdfast.control.messages import (
     Leaving,
     Message,
     Pulse,
+    Pulsed,
     Started,
     Strike,
     WorkerOffer,
@@ -63,8 +64,8 @@ _OTHERS_S = 0.25
 _BRIEF_S = 10.0
 NOBODY = "nobody listens there"
 
-_IN_HELLO = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving, Dormant)
-"""What a new stream needs not carry: the hello at its beginning says as much, or more."""
+_OF_THE_LAST = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving, Dormant, Pulsed)
+"""What a new stream needs not carry: the hello at its beginning says as much, or it was for the coordinator before."""
 
 Problem = ConfigError | CoordinatorUnavailable | None
 
@@ -88,7 +89,7 @@ class ControlClient:
         clock: seconds that this process has run: none are held against the coordinator while we were stopped.
         tls: certificates; None connects in the clear.
         impatient: whether another coordinator may lead, so that one that is silent is soon given up.
-        on_pulse: called in the reading thread with every sign of life of whoever leads, while its store has these, too.
+        on_pulse: called in the reading thread with every sign of life of whoever leads.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ControlClient:
         clock: Callable[[], float] = time.monotonic,
         tls: Tls | None = None,
         impatient: bool = False,
-        on_pulse: Callable[[], None] = lambda: None,
+        on_pulse: Callable[[Pulse], None] = lambda pulse: None,
     ) -> None:
         self._tls = channel_credentials(tls) if tls else None
         self._given = tuple(address.split(","))
@@ -184,9 +185,8 @@ class ControlClient:
 
     def _take(self, command: Command) -> None:
         match command:
-            case Pulse(seen=seen):
-                if seen:
-                    self._on_pulse()
+            case Pulse():
+                self._on_pulse(command)
             case CoordinatorsAt(addresses=addresses):
                 # Those that we were given may be there again, or have other names.
                 self._addresses = deque(dict.fromkeys((self._address, *addresses, *self._given)))
@@ -292,7 +292,7 @@ class _Outbox:
             with self._changed:
                 if self._queued == queued:
                     self._stream += 1
-                    self._messages = deque(each for each in self._messages if not isinstance(each, _IN_HELLO))
+                    self._messages = deque(each for each in self._messages if not isinstance(each, _OF_THE_LAST))
                     return self._parcels(self._stream, first)
 
     def end(self) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from holdfast.control.advice import Adviser
 from holdfast.control.chain.leading import Leading
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest
+from holdfast.control.comparing import Comparing
 from holdfast.control.decider import Decider, Happening, Remarks
 from holdfast.control.doorkeeper import TokenCheck, bounded
 from holdfast.control.membership import (
@@ -44,6 +45,7 @@ from holdfast.control.messages import (
     Install,
     Message,
     Pulse,
+    Pulsed,
     StandBy,
     StandingBy,
     decode_message,
@@ -60,6 +62,7 @@ from holdfast.core.nodes import Process
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
+from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import CoordinatorReady, Event, Log
 
 __all__ = ["BRIEF", "METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
@@ -171,6 +174,7 @@ class Coordinator:
         self._advisers = advisers
         self._directory = directory
         self._standbys = Standbys(1) if standbys is None else standbys
+        self._comparing = Comparing(this_clock())
         self._queues: dict[_Peer, _Queue] = {}
         self._agents: dict[Process, bool] = {}
         """Those that have attached, and whether they have a stream now."""
@@ -355,10 +359,13 @@ class Coordinator:
 
     def _hear(self, messages: Sequence[Message]) -> None:
         for each in messages:
-            if isinstance(each, StandingBy) or (isinstance(each, Hello) and each.worker is None):
-                self._standbys.heard(each)
-                self._tell_where()
-        self._take([each for each in messages if not isinstance(each, StandingBy)])
+            match each:
+                case StandingBy() | Hello(worker=None):
+                    self._standbys.heard(each)
+                    self._tell_where()
+                case Pulsed() if (told := self._comparing.heard(each, self.decider.clock())) is not None:
+                    self.decider.log.write(*told)
+        self._take([each for each in messages if not isinstance(each, StandingBy | Pulsed)])
 
     def _tell_where(self) -> None:
         """Tells everybody where all coordinators are, once all agents have said where theirs are."""
@@ -406,13 +413,21 @@ class Coordinator:
         self._part_if_over()
         self._forget_agents()
 
+    @property
+    def _node(self) -> str:
+        """The name of the node where we run; "" if nobody else could lead."""
+        contact = self.decider.membership.contact
+        return contact.home.name if contact.home is not None and contact.others_lead else ""
+
     async def run(self) -> bool:
         """Lets time pass until the job has ended and everyone was told; returns False if another one leads now.
 
         To be called once connections are accepted.
         """
         decider = self.decider
-        decider.log.write(decider.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at))
+        decider.log.write(
+            decider.clock(), CoordinatorReady(pid=os.getpid(), generation=self._began_at, node=self._node)
+        )
         decider.pass_remarks_on()  # before anybody is heard: the job may end before the first tick
         self._part_if_over()  # we may have been started again after the end
         while not self._goodbye.is_set():
@@ -431,11 +446,14 @@ class Coordinator:
 
     def _pulse(self) -> None:
         """Sends agents something, so that the host of one that acknowledges nothing is noticed, as ours is by them."""
-        home, seen = self.decider.membership.contact.home, self._leading is None or self._leading.is_seen
+        home = self.decider.membership.contact.home
         for process, here in self._agents.items():
             queue = self._queues[None, process]
             if here and queue.empty() and not (home is not None and process.node.shares_agent(home)):
-                queue.put_nowait(Pulse(seen=seen))
+                queue.put_nowait(self._new_pulse())
+
+    def _new_pulse(self) -> Pulse:
+        return Pulse(seen=self._leading is None or self._leading.is_seen, sent_s=self.decider.clock())
 
     def _keep_standbys(self) -> None:
         """Has coordinators started where there are none, as many as there are to be; behind a loss, too."""

@@ -69,6 +69,7 @@ __all__ = [
     "Shutdown",
     "StandBy",
     "StandingBy",
+    "Pulsed",
     "StartWorker",
     "Started",
     "StateAt",
@@ -466,6 +467,18 @@ class NodeLost(_Wire, frozen=True, tag=True, kw_only=True):
     workers: tuple[WorkerId, ...]
 
 
+class Pulsed(_Wire, frozen=True, tag=True, kw_only=True):
+    """The answer to a Pulse, of an agent: when that was sent, and what time it is here.
+
+    ``clock``: see :func:`holdfast.telemetry.clocks.this_clock`; times are seconds, each of its machine's own.
+    """
+
+    process: Process
+    clock: str
+    sent_s: float
+    now_s: float
+
+
 class StandingBy(_Wire, frozen=True, tag=True, kw_only=True):
     """The agent was told to start a coordinator, and it listens at ``address``; "": none does, nor can one here."""
 
@@ -622,10 +635,11 @@ class CoordinatorsAt(_Wire, frozen=True, tag=True, kw_only=True):
 class Pulse(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent, whose host acknowledges what comes a few times a second, or is known to be gone.
 
-    ``seen``: whoever leads can give signs of life where decisions are, too.
+    ``seen``: whoever leads can give signs of life where decisions are, too. ``sent_s``: by the coordinator's clock.
     """
 
     seen: bool = True
+    sent_s: float = 0.0
 
 
 class Shutdown(_Wire, frozen=True, tag=True, kw_only=True):
@@ -733,6 +747,7 @@ Message = (
     | Exited
     | NodeLost
     | StandingBy
+    | Pulsed
 )
 Command = (
     Attached
@@ -808,7 +823,7 @@ def may_say(worker: WorkerId | None, process: Process | None, message: Message) 
     match message:
         case Started(process=its) | Exited(process=its):
             return worker is None and process is not None and its.node.shares_agent(process.node)
-        case StandingBy(process=its):
+        case StandingBy(process=its) | Pulsed(process=its):
             return worker is None and process == its
         case WorkerOffer(node=node):
             return worker is None and process is not None and node == process.node

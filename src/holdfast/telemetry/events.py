@@ -1,9 +1,9 @@
 """Events for machines: one JSON object a line, the same from real runs and from simulated ones.
 
-Every process of a job appends whole lines to one file, so that a line is there entirely or not at all, and what a
-killed process had written stays. Times are seconds of the machine's monotonic clock. What a decision records bears its
-number: whoever leads next tells it once more, as its predecessor may have died before it did, and readers leave out
-what is there twice.
+Every process of a job appends whole lines to one file of its machine, so that a line is there entirely or not at all,
+and what a killed process had written stays. Times are seconds of the machine's monotonic clock; ``story.py`` makes one
+story of the files of several. What a decision records bears its number: whoever leads next tells it once more, as its
+predecessor may have died before it did, and readers leave out what is there twice.
 
 That an event cannot be written stops nobody: it is missing then, and whoever reads the log is told how many are.
 """
@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -30,6 +30,7 @@ __all__ = [
     "CheckpointRejected",
     "Checkpointed",
     "Chosen",
+    "ClockCompared",
     "CoordinatorLost",
     "CoordinatorReady",
     "Detected",
@@ -46,6 +47,7 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "LibraryFilled",
+    "Line",
     "Loaded",
     "Migrating",
     "Notice",
@@ -81,13 +83,17 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_
 
 
 class JobStarted(_Event, frozen=True, tag="job_started", kw_only=True):
-    """The agent starts a job; ``wall_time`` (seconds since 1970) belongs to the same moment as the line's ``time``."""
+    """The agent starts a job; ``wall_time`` (seconds since 1970) belongs to the same moment as the line's ``time``.
+
+    ``clock``: which one that is, see :func:`holdfast.telemetry.clocks.this_clock`; empty where there is but one.
+    """
 
     name: str
     workers: int
     steps: int
     samples_per_step: int
     wall_time: float
+    clock: str = ""
 
 
 class Scheduled(_Event, frozen=True, tag="scheduled", kw_only=True):
@@ -160,11 +166,12 @@ class Preparing(_Event, frozen=True, tag="preparing", kw_only=True):
 
 
 class WorkerReady(_Event, frozen=True, tag="worker_ready", kw_only=True):
-    """A worker has its model and data and attached to the coordinator."""
+    """A worker has its model and data and attached to the coordinator; ``node``: that it runs on, for people."""
 
     worker: str
     pid: int
     nonce: str = ""
+    node: str = ""
 
 
 class Notice(_Event, frozen=True, tag="notice", kw_only=True):
@@ -531,10 +538,14 @@ class CoordinatorLost(_Event, frozen=True, tag="coordinator_lost", kw_only=True)
 
 
 class CoordinatorReady(_Event, frozen=True, tag="coordinator_ready", kw_only=True):
-    """A coordinator leads and accepts connections; ``generation`` is what its store told, 0 if nothing."""
+    """A coordinator leads and accepts connections; ``generation`` is what its store told, 0 if nothing.
+
+    ``node``: that it runs on, for people; empty if no other could lead.
+    """
 
     pid: int
     generation: int
+    node: str = ""
 
 
 class Reattached(_Event, frozen=True, tag="reattached", kw_only=True):
@@ -545,6 +556,22 @@ class Reattached(_Event, frozen=True, tag="reattached", kw_only=True):
 
     generation: int
     adopted: bool
+
+
+class ClockCompared(_Event, frozen=True, tag="clock_compared", kw_only=True):
+    """A coordinator has asked an agent of another machine for the time.
+
+    Attributes:
+        mine: the coordinator's clock, by which this line's ``time`` is, too.
+        other: the agent's.
+        ahead_s: what the other one shows more at the same moment.
+        within_s: how far off that may be: half of the round trip.
+    """
+
+    mine: str
+    other: str
+    ahead_s: float
+    within_s: float
 
 
 class JobEnded(_Event, frozen=True, tag="job_ended", kw_only=True):
@@ -593,6 +620,7 @@ Event = (
     | CoordinatorLost
     | CoordinatorReady
     | Reattached
+    | ClockCompared
     | JobEnded
 )
 
@@ -600,14 +628,16 @@ Timed = tuple[float, Event]
 """When it happened, and what."""
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of a log: when it happened, what, and the number of the decision that records it; 0: of none."""
+
     time: float
     data: Event
     decision: int = 0
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(Line)
 _COPY_BYTES = 1 << 20
 _BEGIN = b'{"time":'  # nowhere else in a line: within texts, quotes are escaped
 
@@ -628,6 +658,10 @@ class Retold:
     def __init__(self) -> None:
         self._decision = 0
         self._events: set[Event] = set()
+
+    def news(self, lines: Iterable[Line]) -> list[Timed]:
+        """Returns what these tell that was not told before."""
+        return [(line.time, line.data) for line in lines if not self.knows(line.data, line.decision)]
 
     def knows(self, event: Event, decision: int) -> bool:
         """Returns whether this was heard before, and notes it.
@@ -688,7 +722,7 @@ class EventLog:
         After failure: events before and after this one can still be read, and are preceded by how many are missing.
         """
         with self._lock:
-            return self._write(_Line(time, event, decision))
+            return self._write(Line(time, event, decision))
 
     def check(self) -> None:
         """Finds out whether the file is still where it was, without an event to write."""
@@ -706,10 +740,10 @@ class EventLog:
 
     def _tell_missing(self, file: int) -> None:
         if self._missing:
-            _append(file, _Line(self._missed_at, EventsMissing(count=self._missing, why=self._why)))
+            _append(file, Line(self._missed_at, EventsMissing(count=self._missing, why=self._why)))
             self._missing = 0
 
-    def _write(self, line: _Line) -> bool:
+    def _write(self, line: Line) -> bool:
         try:
             file = self._stay()
             self._tell_missing(file)
@@ -769,7 +803,7 @@ class _Stray:
         os.close(self._file)
 
 
-def _append(file: int, line: _Line) -> None:
+def _append(file: int, line: Line) -> None:
     data = _encoder.encode(line) + b"\n"
     if os.write(file, data) < len(data):
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, an event was written in part")
@@ -810,6 +844,11 @@ class EventReader:
 
         A log that has become shorter is another one, and is read whole.
         """
+        lines = self.read_lines()
+        return sorted(self._retold.news(lines), key=lambda pair: pair[0])
+
+    def read_lines(self) -> list[Line]:
+        """Returns the lines that are new, in the order in which they were written; what is told again among them."""
         with (
             parsing(lambda text: StorageError(f"{self._path}: is no log of events: {text}"), OSError),
             self._path.open("rb") as log,
@@ -819,7 +858,6 @@ class EventReader:
             log.seek(self._read)
             data = log.read()
             *lines, rest = data.split(b"\n")
-            whole = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
-            new = [(line.time, line.data) for line in whole if not self._retold.knows(line.data, line.decision)]
+            new = [_decoder.decode(line[line.rindex(_BEGIN) :]) for line in lines]
         self._read += len(data) - len(rest)
-        return sorted(new, key=lambda pair: pair[0])
+        return new

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from holdfast.telemetry.events import (
     Agreed,
@@ -18,6 +18,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Parted,
     Ran,
     Rebuilt,
     Resumed,
@@ -25,6 +26,7 @@ from holdfast.telemetry.events import (
     StepOmitted,
     StepOps,
     Timed,
+    WorkerReady,
 )
 
 __all__ = ["FATAL_KINDS", "AttemptReport", "FailureReport", "RunReport", "SentPerStep", "attempt", "report"]
@@ -94,6 +96,7 @@ class RunReport:
         coordinator_restarts: how often the coordinator was started again.
         sent_per_step: bytes that all workers together sent for a committed step, on average; None if nobody counted.
         missing: why events are missing; empty as far as the events themselves tell. None of the above is certain then.
+        nodes: of each node the workers that it has, or had at the end; a node whose workers were all lost has none.
     """
 
     commits: tuple[tuple[int, float], ...]
@@ -108,6 +111,7 @@ class RunReport:
     omitted: tuple[int, ...] = ()
     sent_per_step: SentPerStep | None = None
     missing: str = ""
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def omitted_at_end(self) -> int:
@@ -186,6 +190,7 @@ def report(events: Iterable[Timed]) -> RunReport:
         coordinator_restarts=sum(isinstance(event, CoordinatorLost) for _, event in timed),
         sent_per_step=_sent_per_step(timed, commits),
         missing=_missing([event for _, event in timed]),
+        nodes=_nodes([event for _, event in timed]),
     )
 
 
@@ -194,6 +199,19 @@ def _missing(events: list[Event]) -> str:
         return "the events of the beginning are gone"
     gaps = [event for event in events if isinstance(event, EventsMissing)]
     return f"{sum(gap.count for gap in gaps)} events could not be written: {gaps[-1].why}" if gaps else ""
+
+
+def _nodes(events: list[Event]) -> dict[str, tuple[str, ...]]:
+    where: dict[str, str] = {}
+    nodes: dict[str, None] = {}
+    for event in events:
+        match event:
+            case WorkerReady(worker=worker, node=node) if node:
+                where[worker] = node
+                nodes[node] = None
+            case Detected(worker=worker) | Parted(worker=worker):
+                where.pop(worker, None)
+    return {node: tuple(sorted(worker for worker, its in where.items() if its == node)) for node in nodes}
 
 
 def _commits(timed: list[Timed]) -> dict[int, float]:

@@ -22,9 +22,10 @@ from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.specs import CoordinatorSpec, LibrarySpec, Probed, WorkerSpec
 from holdfast.settings.planning import JobPlans, tolerated
 from holdfast.settings.rules import rules_of
+from holdfast.telemetry.clocks import this_clock
 from holdfast.version import __version__
 
-__all__ = ["Brief", "Briefing", "boot_id"]
+__all__ = ["Brief", "Briefing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,7 @@ class Briefing:
         request = replace(self.request, run_dir=self.request.run_dir.absolute(), token="")
         store = "" if is_database(self.store) else self.store
         told = replace(self, request=request, token="", invitation="", store=store, host="", events=Path(), address="")
-        brief = Brief(holdfast=__version__, folder=os.getcwd(), boot=boot_id(), briefing=told)
+        brief = Brief(holdfast=__version__, folder=os.getcwd(), clock=this_clock(), briefing=told)
         return msgspec.msgpack.encode(brief, enc_hook=str)
 
     def worker(self, worker: WorkerId, node: NodeId, nonce: str, *, begins: bool, place: int) -> WorkerSpec:
@@ -191,16 +192,11 @@ class Brief:
     Attributes:
         holdfast: the version that made it.
         folder: where the job was begun, and relative paths begin.
-        boot: which start of which kernel that was under.
+        clock: by which the job's log is told.
         briefing: what its processes are told; without the token, and whatever is each machine's own.
     """
 
     holdfast: str
     folder: str
-    boot: str
+    clock: str
     briefing: Briefing
-
-
-def boot_id() -> str:
-    """Returns what tells this start of this machine's kernel, and so its clock, from all others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -17,7 +17,16 @@ from holdfast.runtime.hardening import make_private, write_private
 from holdfast.runtime.launch.request import DECISIONS, RunRequest
 from holdfast.runtime.rundir import RunDirLock
 
-__all__ = ["INTERRUPTED", "JOB_ID", "SUPERSEDED", "TOKEN", "decisions_of", "end_attempt", "take_directory"]
+__all__ = [
+    "INTERRUPTED",
+    "JOB_ID",
+    "SUPERSEDED",
+    "TOKEN",
+    "decisions_of",
+    "end_attempt",
+    "led_elsewhere",
+    "take_directory",
+]
 
 JOB_ID, TOKEN = "job-id", "token"
 """Files for agents of other machines: by the one they see that it is the same directory; the other they are given."""
@@ -64,23 +73,38 @@ def decisions_of(run_dir: Path) -> str | None:
     return None if store == "sqlite" else chain_of_attempt(store, job.name, job_id)
 
 
+def led_elsewhere(run_dir: Path) -> bool:
+    """Returns whether the newest attempt in a directory that nobody here runs is led by others; it may take seconds.
+
+    Raises:
+        StorageError: it cannot be found out.
+    """
+    if (url := _seen_by_others(run_dir)) is None:
+        return False
+    with contextlib.closing(open_chain(url)) as chain:
+        return is_led(chain)
+
+
+def _seen_by_others(run_dir: Path) -> str | None:
+    """Where decisions are kept, if that is where coordinators of other machines see them."""
+    url = decisions_of(run_dir)
+    return None if url == str(run_dir / DATABASE) else url
+
+
 def _end_the_one_before(run_dir: Path) -> None:
     """Sees to it that nobody goes on with the attempt before, on another machine: two would write the same files.
 
     Raises:
         ConfigError: somebody does, or it cannot be found out.
     """
-    url = decisions_of(run_dir)
-    if url is None or url == str(run_dir / DATABASE):
-        return
     try:
-        with contextlib.closing(open_chain(url)) as chain:
-            if is_led(chain):
-                raise ConfigError(
-                    f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
-                    "ended there (`holdfast agent` says so), or end its agents first"
-                )
-        end_attempt(url, SUPERSEDED, "it was begun anew")
+        if led_elsewhere(run_dir):
+            raise ConfigError(
+                f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
+                "ended there (`holdfast inspect --follow` tells), or end its agents first"
+            )
+        if (url := _seen_by_others(run_dir)) is not None:
+            end_attempt(url, SUPERSEDED, "it was begun anew")
     except StorageError as error:
         raise ConfigError(
             f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}; if it cannot, as that "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -25,10 +24,11 @@ from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, 
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import make_private
 from holdfast.runtime.launch.agents import agent_of, heard_of_leader, prepare_process, this_node
-from holdfast.runtime.launch.briefing import Brief, Briefing, boot_id
+from holdfast.runtime.launch.briefing import Brief, Briefing
 from holdfast.runtime.launch.directory import JOB_ID, SUPERSEDED
-from holdfast.runtime.launch.ending import await_scripts
+from holdfast.runtime.launch.ending import JobOutcome, await_scripts, outcome_of, with_hashes
 from holdfast.runtime.launch.ports import joined_ports
+from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIT
@@ -37,7 +37,9 @@ from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.runtime.node.signals import Signals
 from holdfast.runtime.node.telling import Teller
 from holdfast.runtime.specs import CoordinatorSpec, Fit
-from holdfast.telemetry.events import Event, EventLog
+from holdfast.telemetry.clocks import this_clock
+from holdfast.telemetry.events import Event, EventLog, JobEnded
+from holdfast.telemetry.story import node_log
 from holdfast.version import __version__
 
 __all__ = ["Joiner", "JoinRequest"]
@@ -79,11 +81,14 @@ class Joiner:
     Attributes:
         request: what was asked for.
         on_event: called with what is worth a line.
+        on_led: called with how a job has ended that a coordinator on this machine has led to its end, and what was
+            asked for where it was begun, with paths of this machine.
         shared_s: how long what was written on another machine may take to be seen here.
     """
 
     request: JoinRequest
     on_event: Callable[[Event], None] = lambda event: None
+    on_led: Callable[[JobOutcome, RunRequest], None] = lambda outcome, request: None
     shared_s: float = 10.0
     _signals: Signals = field(default_factory=Signals)
     _addresses: str = field(init=False)
@@ -154,9 +159,20 @@ class Joiner:
                     ended = _followed(agent)
             finally:
                 self._addresses = agent.addresses  # those that people gave among them
-            if ended.outcome == "done" and briefing.job.loops:
-                await_scripts(ended.members, agent.group.newest, local)
+            log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
+            self._end(briefing, agent, ended, coordinators.supervisor.deaths)
             return ended
+
+    def _end(self, briefing: Briefing, agent: NodeAgent, ended: Ended, restarts: int) -> None:
+        """Does what is left to do: where a coordinator here has led to the end, also what is to be known of that."""
+        outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=briefing.resumed_from)
+        if agent.leads:
+            outcome = with_hashes(outcome, agent.local, emulated=briefing.request.emulate is not None)
+        if ended.outcome == "done" and briefing.job.loops:
+            failed = await_scripts(ended.members, agent.group.newest, agent.local)
+            outcome = replace(outcome, scripts_failed=failed)
+        if agent.leads:
+            self.on_led(outcome, briefing.request)
 
     def _ask(self, limit_s: float) -> bytes:
         """What a coordinator says of the job, once there is one; unread.
@@ -219,10 +235,9 @@ class Joiner:
         request, briefing = self.request, brief.briefing
         run_dir = briefing.request.run_dir
         events = briefing.request.events
-        if brief.boot != boot_id():
-            folder = run_dir / f"node-{re.sub(r'[^A-Za-z0-9._-]', '-', name)}"
-            make_private(folder)
-            events = folder / events.name
+        if brief.clock != (clock := this_clock()):
+            events = node_log(run_dir, name, clock)
+            make_private(events.parent)
         control = msgspec.structs.replace(briefing.job.control, tls=request.tls)
         host = request.host or _address_towards(self._addresses)
         if request.tls is not None:

@@ -48,6 +48,7 @@ from holdfast.runtime.node.telling import Teller
 from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import Found, Probed, emulated_probe
 from holdfast.settings.planning import profile_of
+from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import (
     CheckpointRejected,
     Event,
@@ -340,6 +341,7 @@ def _started(request: RunRequest) -> JobStarted:
         steps=request.job.train.steps,
         samples_per_step=request.job.samples_per_step,
         wall_time=time.time(),
+        clock=this_clock(),
     )
 
 

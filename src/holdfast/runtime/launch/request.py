@@ -10,6 +10,7 @@ from holdfast.core.faults import Fault, FaultKind
 from holdfast.core.profile import Profile
 from holdfast.runtime.resume import checkpoints_url
 from holdfast.runtime.specs import ResumeFrom
+from holdfast.telemetry.story import EVENTS
 
 __all__ = ["DECISIONS", "RunRequest"]
 
@@ -90,4 +91,4 @@ class RunRequest:
     @property
     def events(self) -> Path:
         """The job's log."""
-        return self.run_dir / "events.jsonl"
+        return self.run_dir / EVENTS

@@ -173,7 +173,8 @@ class WorkerProcess:
         self._monitor.compiles_unseen = not watch_compiling(self._monitor) and self._compiles
         gc.collect()
         gc.freeze()  # a collection in the middle of a recovery would cost more than the recovery
-        self._log.write(time.monotonic(), WorkerReady(worker=str(spec.worker), pid=os.getpid(), nonce=spec.nonce))
+        ready = WorkerReady(worker=str(spec.worker), pid=os.getpid(), nonce=spec.nonce, node=spec.node.name)
+        self._log.write(time.monotonic(), ready)
         threading.Thread(target=self._beat, args=(driver,), name="heartbeat", daemon=True).start()
         self._signals.answer(signal.SIGTERM, partial(self._leave, driver))
         return driver

@@ -22,6 +22,8 @@ from holdfast.control.messages import (
     Message,
     Preempted,
     Progress,
+    Pulse,
+    Pulsed,
     Remark,
     StandBy,
     StandingBy,
@@ -35,6 +37,7 @@ from holdfast.runtime.node.local import LOOK_S, LocalProcesses
 from holdfast.runtime.node.news import Reporter
 from holdfast.runtime.node.signals import ONE_NOTICE_S
 from holdfast.runtime.node.worker_group import WorkerGroup
+from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import EventLog, Notice, Retold
 
 __all__ = ["Line", "NodeAgent"]
@@ -78,7 +81,8 @@ class NodeAgent:
         inbox: what is to be handled.
         coordinators: the addresses of those that were started here.
         stand_by: starts one more, that stands by, and returns its address; "": it cannot.
-        on_pulse: called with every sign of life of whoever leads.
+        on_pulse: called with every sign of life of whoever leads, while its store has these, too.
+        clock: of this machine, which is the log's.
         group: the node's workers.
         checkpoint: the newest that there is; 0 for none.
         last: the newest step that we heard of.
@@ -96,6 +100,7 @@ class NodeAgent:
     coordinators: tuple[str, ...] = ()
     stand_by: Callable[[], str] = lambda: ""
     on_pulse: Callable[[], None] = lambda: None
+    clock: str = field(default_factory=this_clock)
     checkpoint: int = 0
     last: Progress | None = None
     group: WorkerGroup = field(init=False)
@@ -116,7 +121,7 @@ class NodeAgent:
             clock=self.local.awake,
             tls=self.line.tls,
             impatient=self.line.impatient,
-            on_pulse=self.on_pulse,
+            on_pulse=self._on_pulse,
         )
         self.group = self.make_group(self._client.send)
 
@@ -124,6 +129,11 @@ class NodeAgent:
     def addresses(self) -> str:
         """Where there are coordinators, as far as we were told; joined by commas."""
         return self._client.addresses
+
+    @property
+    def leads(self) -> bool:
+        """Whether a coordinator of this agent leads, as far as we know: it is the one that is spoken to."""
+        return self.addresses.split(",")[0] in self.coordinators
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -189,13 +199,13 @@ class NodeAgent:
         """Its coordinator cannot be kept alive: others are asked for one."""
         self.local.teller.say(f"no coordinator stands by here any more: {why}")
         self.coordinators = ()
-        self._client.send(StandingBy(process=self._hello().process, address=""))
+        self._client.send(StandingBy(process=self.group.agent, address=""))
 
     def _stand_by(self) -> None:
         """Starts a coordinator, unless there is one: it was asked for twice then."""
         if not self.coordinators and (address := self.stand_by()):
             self.coordinators = (address,)
-        self._client.send(StandingBy(process=self._hello().process, address=",".join(self.coordinators)))
+        self._client.send(StandingBy(process=self.group.agent, address=",".join(self.coordinators)))
 
     def _obey(self, command: Gathered | Told | Progress | Fence | Strike | StartWorker | Remark) -> None:
         teller = self.local.teller
@@ -260,6 +270,13 @@ class NodeAgent:
                 return
             self._begins_anew = True
         self.inbox.put(command)
+
+    def _on_pulse(self, pulse: Pulse) -> None:
+        """Says what time it is here, in the control thread."""
+        now_s = time.monotonic()
+        if pulse.seen:
+            self.on_pulse()
+        self._client.send(Pulsed(process=self.group.agent, clock=self.clock, sent_s=pulse.sent_s, now_s=now_s))
 
     def _on_closed(self, error: ConfigError | CoordinatorUnavailable | None) -> None:
         self.inbox.put(error or CoordinatorUnavailable("the coordinator closed the connection"))

@@ -110,12 +110,17 @@ class WorkerGroup:
         """Nothing is started yet."""
         self._open_offers = (None,) * self.slots
 
+    @property
+    def agent(self) -> Process:
+        """The process of the agent."""
+        return Process(self.node, os.getpid(), self.node.nonce)
+
     def hello(self) -> Hello:
         """All that a coordinator must know which may know nothing of it."""
         with self._lock:
             return Hello(
                 worker=None,
-                process=Process(self.node, os.getpid(), self.node.nonce),
+                process=self.agent,
                 generation=self._generation,
                 exits=self._exits,
                 offers=self._open_offers,
