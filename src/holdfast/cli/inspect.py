@@ -27,6 +27,7 @@ from holdfast.telemetry.events import (
     CheckpointFailed,
     CheckpointRejected,
     Chosen,
+    ClockCompared,
     CoordinatorLost,
     CoordinatorReady,
     Detected,
@@ -154,7 +155,7 @@ def _read(run_dir: Path) -> tuple[list[Timed], float]:
     """
     reader = StoryReader(run_dir)
     try:
-        timed = [*reader.read(), *reader.unplaced()]
+        timed = [*reader.read(), *reader.gaps()]
     except StorageError as error:
         raise ConfigError(str(error)) from None
     with parsing(lambda text: ConfigError(f"{run_dir / EVENTS}: is no log of events: {text}")):
@@ -335,7 +336,7 @@ def _is_routine(event: Event, beginning: bool) -> bool:
             return not omitted
         case WorkerReady():
             return beginning
-    return isinstance(event, Suspected | Pinned | Loaded | Ran)
+    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared)
 
 
 def tell_checkpoint(event: Event) -> str | None:
@@ -415,6 +416,9 @@ def _tell_coordinator(event: Event) -> str | None:
         case CoordinatorReady():
             where = f" on node {event.node}" if event.node else ""
             return f"coordinator ready{where} (process {event.pid})" + _memory(event.generation)
+        case ClockCompared():
+            text = f"clock {event.other} is {event.ahead_s:.6f} s ahead of {event.mine}, the coordinator's"
+            return f"{text}, within {1000 * event.within_s:.2g} ms"
         case Reattached():
             after = "all go on" if event.adopted else "a new one follows"
             return f"all are back at the coordinator in generation {event.generation}: {after}"

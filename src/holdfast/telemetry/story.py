@@ -10,12 +10,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from holdfast.errors import StorageError
 from holdfast.telemetry.clocks import Clocks, this_clock
 from holdfast.telemetry.events import (
     ClockCompared,
     Event,
     EventReader,
-    EventsMissing,
     JobEnded,
     JobStarted,
     Line,
@@ -41,10 +41,10 @@ def read_story(run_dir: str | Path) -> list[Timed]:
     What happened on other machines has the times of the clock where the run was begun.
 
     Raises:
-        StorageError: a log cannot be read, or is none; the run has none.
+        StorageError: the log of where it was begun cannot be read, or is none.
     """
     reader = StoryReader(Path(run_dir))
-    return [*reader.read(), *reader.unplaced()]
+    return [*reader.read(), *reader.gaps()]
 
 
 @dataclass(slots=True)
@@ -56,12 +56,34 @@ class _NodeLog:
         clock: by which its lines are told.
         reader: of the file.
         waiting: lines that cannot be placed yet, as nothing is known of that clock.
+        damage: why no more can be read of it; empty if it can.
     """
 
     node: str
     clock: str
     reader: EventReader
     waiting: list[Line] = field(default_factory=list)
+    damage: str = ""
+
+    def read(self) -> list[Line]:
+        """Returns the lines that are new; those of other machines are told, whatever this one has written."""
+        try:
+            news = self.reader.read_lines()
+        except StorageError as error:
+            self.damage = str(error)
+            return []
+        self.damage = ""
+        self.waiting += news
+        return news
+
+    @property
+    def gap(self) -> str:
+        """What of it cannot be told, for people; empty if all can."""
+        if self.damage:
+            return f"its log cannot be read: {self.damage}"
+        return (
+            f"{len(self.waiting)} events are not told, as nothing says what time it was there" if self.waiting else ""
+        )
 
 
 class StoryReader:
@@ -85,21 +107,16 @@ class StoryReader:
         lines = self._first.read_lines()
         self._learn(lines)
         for log in self._found():
-            news = log.reader.read_lines()
-            self._learn(news)
-            log.waiting += news
+            self._learn(log.read())
         for log in self._logs.values():
             lines += self._placed(log)
         return [(at, event) for at, event in self._retold.news(sorted(lines, key=_when)) if self._tells(event)]
 
-    def unplaced(self) -> list[Timed]:
-        """Returns how many events of each machine could not be told so far, as nothing is known of its clock."""
+    def gaps(self) -> list[Timed]:
+        """Returns what cannot be told so far of other machines, and why."""
         at = 0.0 if self._started is None else self._started[0]
-        return [
-            (at, EventsMissing(count=len(log.waiting), why=f"nothing tells what time it was on node {log.node}"))
-            for log in self._logs.values()
-            if log.waiting
-        ]
+        logs = self._logs.values()
+        return [(at, Notice(worker=f"agent on {log.node}", text=gap)) for log in logs if (gap := log.gap)]
 
     def now(self) -> float:
         """Returns what the clock of the story shows now, as well as this machine can tell."""

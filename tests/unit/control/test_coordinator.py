@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import queue
 import resource
@@ -43,6 +44,7 @@ from holdfast.control.messages import (
     Preempted,
     Progress,
     Pulse,
+    Pulsed,
     Raised,
     Resume,
     Save,
@@ -70,8 +72,10 @@ from holdfast.core.work import WorkPhase
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
+from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import (
     Agreed,
+    ClockCompared,
     CoordinatorReady,
     Detected,
     EventLog,
@@ -789,16 +793,25 @@ def test_an_agent_is_told_what_the_job_is_before_it_takes_part(service):
 
 
 def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):
-    """Its host acknowledges that, or is known to be gone; a worker is not."""
+    """Its host acknowledges that, or is known to be gone; a worker is not. What time it is there goes into the log."""
     says = queue.SimpleQueue()
     with grpc.insecure_channel(service.address) as channel:
         attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
         heard = attach(iter(says.get, None), metadata=((TOKEN_KEY, TOKEN),))
-        says.put(pack([encode(Hello(worker=None, process=process_of(None, 1)))]))
+        agent = process_of(None, 1)
+        says.put(pack([encode(Hello(worker=None, process=agent))]))
         pulses = (command for parcel in heard for command in map(decode_command, unpack(parcel)))
-        assert [next(pulses) for _ in range(3)] == [Pulse()] * 3
-        says.put(None)
+        for ahead_s in (math.nan, 3600.0):
+            sent_s = next(pulses).sent_s
+            says.put(pack([encode(Pulsed(process=agent, clock="another", sent_s=sent_s, now_s=sent_s + ahead_s))]))
+        assert isinstance(next(pulses), Pulse)
+        says.put(pack([encode(Pulsed(process=process_of(None, 2), clock="liar", sent_s=sent_s, now_s=sent_s))]))
+        assert all(isinstance(command, Pulse) for command in pulses), "it ends: who speaks for another is sent away"
     assert connect(A).expect(Attached)
+    ((at, compared),) = [line for line in read_events(service.events) if isinstance(line[1], ClockCompared)]
+    assert (compared.mine, compared.other) == (this_clock(), "another")
+    assert at + compared.ahead_s == pytest.approx(sent_s + 3600.0)
+    assert 0 < compared.within_s < LIMIT_S
 
 
 def test_an_agent_is_asked_for_a_coordinator_and_all_are_told_where_it_is(service, connect):

@@ -9,6 +9,7 @@ import pytest
 from holdfast.telemetry.events import (
     Agreed,
     Chosen,
+    ClockCompared,
     Detected,
     EventLog,
     EventReader,
@@ -56,7 +57,8 @@ EVENTS = [
         step_log=True,
         step_log_bytes=4,
     ),
-    WorkerReady(worker="0.0", pid=3),
+    WorkerReady(worker="0.0", pid=3, node="n1"),
+    ClockCompared(mine="a1", other="b2", ahead_s=-3600.25, within_s=0.0013),
     Notice(worker="0.0", text='"quoted" {"time":1} \u2028 line\nbreak\r\x85'),
     FaultInjected(worker="0.0", kind="kill", step=1, point="start", spec="kill:0.0@1:start"),
     EventsMissing(count=3, why="No space left on device"),
