@@ -42,7 +42,7 @@ class Cluster:
         self.folder, self.networks = folder, networks
         self.run_dir = folder / "run"
         self.head = None
-        self.agents = []
+        self.agents, self.started = [], []
 
     def begin(self, *words, node=None):
         """Starts the job, in the hub or on a node; returns once agents are invited."""
@@ -60,6 +60,17 @@ class Cluster:
         again = self._start("again", self.networks.hub, command, "--run-dir", self.run_dir, *words)
         return again.wait(LIMIT_S)
 
+    def followed(self):
+        """Somebody who looks at the run directory until the job ends."""
+        return self._start("follower", None, "inspect", self.run_dir, "--follow")
+
+    def status(self, node):
+        """How the job is, asked from a node, of all coordinators that have said where they are."""
+        where = [*re.findall(r"stands by at ([\d.:]+)", self.story()), self.invitation[2]]
+        words = ("status", ",".join(where), *self.invitation[3:], "--format", "json")
+        assert self._start("status", self.networks.node(node), *words).wait(LIMIT_S) == 0, self.story()
+        return json.loads(self.said("status"))
+
     def join(self, slots, node, *words, clock=()):
         """Starts an agent on the node of this number, with a clock of its own if it is given one."""
         place = None if self.networks is None else self.networks.node(node)
@@ -73,7 +84,9 @@ class Cluster:
         line = [*inside, *clock, sys.executable, "-m", "holdfast", *map(str, words)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with (self.folder / f"{name}.txt").open("w") as out:
-            return subprocess.Popen(line, cwd=self.folder, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(line, cwd=self.folder, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        self.started.append(process)
+        return process
 
     def said(self, name):
         return (self.folder / f"{name}.txt").read_text()
@@ -101,7 +114,7 @@ class Cluster:
         return self.said("head")
 
     def close(self):
-        for process in filter(None, (self.head, *self.agents)):
+        for process in self.started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 of_it = psutil.Process(process.pid).children(recursive=True)
                 process.kill()
@@ -314,6 +327,14 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     command = ("train", small, "--listen", apart.networks.hub.host, "--resume", "auto", *options)
     assert apart.tried_again(*command) == 2, apart.story()
     assert "its job goes on, led by a coordinator on another machine" in apart.said("again")
+    follower = apart.followed()
+    until(lambda: "running (led from another machine)" in apart.said("follower"), apart.story, follower)
+    status = apart.status(node=1)
+    assert (status["workers"], {node["name"] for node in status["nodes"]}) == (6, {"node-0", "node-1"})
+    lost = {event.worker for event in apart.events(Detected)}
+    assert {each["worker"] for each in status["failures"]} == lost
+    assert len(status["alive"]) == 4, "those that come have no state yet"
+    assert not lost & {*status["alive"]}
     stopped.resume()
     assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
     healthy = runs.healthy("small", (LONGER,))
@@ -322,6 +343,8 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     summary = json.loads((apart.run_dir / "summary.json").read_text())
     told = ("weights_sha256", "state_sha256", "final_loss", "steps", "reasons")
     assert [summary[key] for key in told] == [getattr(healthy, key) for key in told], "whoever led wrote it"
+    assert follower.wait(LIMIT_S) == 0
+    assert apart.said("follower").endswith("ended: done at step 260\n")
     check_told(apart)
 
 

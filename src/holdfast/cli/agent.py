@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from holdfast.cli.arguments import check_address, token_from, whole_number
+from holdfast.cli.arguments import add_coordinator, coordinator_from, whole_number
 from holdfast.cli.train import EventLines
-from holdfast.config.job import Tls
-from holdfast.errors import ConfigError
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.join import join
 from holdfast.runtime.launch.joining import JoinRequest
@@ -30,17 +27,7 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "It may be started before the job, after it, or again when it has died; in a running job its workers take the "
         "places of lost ones. Exit codes: 0 the job has ended well, 93 otherwise: do not start it again.",
     )
-    parser.add_argument(
-        "--coordinator",
-        required=True,
-        metavar="HOST:PORT",
-        help="where the job listens (`holdfast train --listen`); several joined by commas",
-    )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="holds the job's token (-: it is piped in; default: HOLDFAST_TOKEN)",
-    )
+    add_coordinator(parser, "--coordinator")
     parser.add_argument(
         "--slots", type=whole_number(1), default=1, metavar="N", help="how many workers may run here (default: 1)"
     )
@@ -57,9 +44,6 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         metavar="ADDR",
         help="the address of this machine that its workers listen on (default: by which it reaches the coordinator)",
     )
-    parser.add_argument(
-        "--certs", metavar="DIR", help="what `holdfast certs` has made, if the job has certificates (control.tls)"
-    )
     parser.add_argument("--quiet", action="store_true", help="tells of nothing but losses and faults")
     parser.set_defaults(run=run)
 
@@ -67,18 +51,14 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def run(args: argparse.Namespace) -> int:
     """Takes part until the job has ended; returns the exit code."""
     outlast_readers()
-    for address in args.coordinator.split(","):
-        check_address(f"--coordinator {args.coordinator}", address)
-    token = token_from(args.token_file)
-    if not token:
-        raise ConfigError("--token-file: expected a file with the job's token, or HOLDFAST_TOKEN in the environment")
+    coordinator, token, tls = coordinator_from(args)
     request = JoinRequest(
-        coordinator=args.coordinator,
+        coordinator=coordinator,
         token=token,
         slots=args.slots,
         node=args.node,
         host=args.host,
-        tls=None if args.certs is None else _tls(Path(args.certs).absolute()),
+        tls=tls,
     )
     lines = EventLines(quiet=args.quiet)
     try:
@@ -90,8 +70,3 @@ def run(args: argparse.Namespace) -> int:
         lines.end()
     print(f"the job has ended: {ended.outcome}" + (f", {ended.detail}" if ended.detail else ""))
     return 0 if ended.outcome in _WELL else _DO_NOT_START_AGAIN
-
-
-def _tls(folder: Path) -> Tls:
-    ca, cert, key = (str(folder / f"{name}.pem") for name in ("ca", "cert", "key"))
-    return Tls(ca=ca, cert=cert, key=key)

@@ -10,14 +10,17 @@ import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from holdfast.config.job import Tls
 from holdfast.control.token import is_token
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 
 __all__ = [
     "above_0",
+    "add_coordinator",
     "add_overrides",
     "check_address",
+    "coordinator_from",
     "from_0",
     "grid_shape",
     "hours",
@@ -52,6 +55,44 @@ def check_address(what: str, address: str) -> None:
         raise ConfigError(f"{what}: expected HOST:PORT, a name or an IPv4 address, such as 10.0.0.5:7000")
     if int(port) > _LAST_PORT:
         raise ConfigError(f"{what}: the last port is {_LAST_PORT}")
+
+
+def add_coordinator(parser: argparse.ArgumentParser, flag: str = "coordinator") -> None:
+    """Adds the arguments that say how the coordinators of a job are reached; see :func:`coordinator_from`.
+
+    Args:
+        parser: of the command.
+        flag: what says where they are; without dashes it stands by itself.
+    """
+    where = parser.add_argument(
+        flag,
+        metavar="HOST:PORT",
+        help="where the job listens (`holdfast train --listen`); several joined by commas",
+    )
+    where.required = True
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="holds the job's token (-: it is piped in; default: HOLDFAST_TOKEN)"
+    )
+    parser.add_argument(
+        "--certs", metavar="DIR", help="what `holdfast certs` has made, if the job has certificates (control.tls)"
+    )
+
+
+def coordinator_from(args: argparse.Namespace) -> tuple[str, str, Tls | None]:
+    """Returns where the coordinators of a job are, its token, and the certificates that are shown.
+
+    Raises:
+        ConfigError: something of it is wrong, or there is no token.
+    """
+    for address in args.coordinator.split(","):
+        check_address(f"coordinator {args.coordinator}", address)
+    token = token_from(args.token_file)
+    if not token:
+        raise ConfigError("--token-file: expected a file with the job's token, or HOLDFAST_TOKEN in the environment")
+    if args.certs is None:
+        return args.coordinator, token, None
+    ca, cert, key = (str(Path(args.certs).absolute() / f"{name}.pem") for name in ("ca", "cert", "key"))
+    return args.coordinator, token, Tls(ca=ca, cert=cert, key=key)
 
 
 def token_from(path: str | None, environ: MutableMapping[str, str] = os.environ) -> str:

@@ -22,6 +22,7 @@ from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.reproduce import add_reproduce_parser
 from holdfast.cli.run import add_run_parser
 from holdfast.cli.simulate import add_simulate_parser
+from holdfast.cli.status import add_status_parser
 from holdfast.cli.study import add_study_parser
 from holdfast.cli.templates import add_templates_parser
 from holdfast.cli.train import add_coordinator_parser, add_train_parser
@@ -55,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_groups_parser(commands)
     add_profile_parser(commands)
     add_inspect_parser(commands)
+    add_status_parser(commands)
     add_export_parser(commands)
     add_simulate_parser(commands)
     add_advise_parser(commands)

@@ -16,7 +16,7 @@ import grpc
 import msgspec
 
 from holdfast.config.job import Tls
-from holdfast.control.coordinator import BRIEF, METHOD, SERVICE
+from holdfast.control.coordinator import METHOD, SERVICE
 from holdfast.control.messages import (
     Command,
     CoordinatorsAt,
@@ -42,7 +42,7 @@ from holdfast.control.tls import channel_credentials
 from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
-__all__ = ["NOBODY", "ControlClient", "ask_brief"]
+__all__ = ["NOBODY", "ControlClient", "ask"]
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -61,7 +61,7 @@ RETRY_S = 0.05
 _CONNECT_S = 1.0
 _OTHERS_S = 0.25
 """Once one accepts, so long is waited for the others, from the beginning: longer than a round trip takes."""
-_BRIEF_S = 10.0
+_ANSWER_S = 10.0
 NOBODY = "nobody listens there"
 
 _OF_THE_LAST = (Heartbeat, Started, Exited, WorkerOffer, Strike, Leaving, Dormant, Pulsed)
@@ -217,10 +217,11 @@ class ControlClient:
         return False
 
 
-def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
-    """Returns what the coordinators at an address tell agents of their job, unread.
+def ask(what: str, address: str, token: str, tls: Tls | None = None) -> bytes:
+    """Returns what the coordinators at an address say to whoever people have given the job's token, unread.
 
     Args:
+        what: :data:`BRIEF`, for agents; or :data:`STATUS`, which only the one that leads can say.
         address: ``host:port``; several, joined by commas, are tried in turn.
         token: the job's.
         tls: certificates; None asks in the clear.
@@ -235,9 +236,9 @@ def ask_brief(address: str, token: str, tls: Tls | None = None) -> bytes:
             problem = CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}")
             continue
         with _opened(each, credentials, _OPTIONS) as channel:
-            ask = channel.stream_stream(f"/{SERVICE}/{BRIEF}")
+            call = channel.stream_stream(f"/{SERVICE}/{what}")
             try:
-                return b"".join(ask(iter(()), metadata=((TOKEN_KEY, token),), timeout=_BRIEF_S))
+                return b"".join(call(iter(()), metadata=((TOKEN_KEY, token),), timeout=_ANSWER_S))
             except grpc.RpcError as error:
                 if isinstance(explained := _explained(each, error), ConfigError):
                     raise explained from None

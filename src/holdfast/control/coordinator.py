@@ -1,8 +1,8 @@
 """The coordinator: a gRPC service around :func:`holdfast.control.membership.decide`.
 
 It is not on the path of a healthy step. One method, ``Attach``, is a stream in both directions per worker and agent;
-messages are msgpack-encoded typed values (see messages.py). Another one, ``Brief``, says what the agent of another
-machine must know before it can take part. Every call must carry the job's token.
+messages are msgpack-encoded typed values (see messages.py). ``Brief`` says what the agent of another machine must know
+before it can take part, ``Status`` how the job is. Every call must carry the job's token.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from holdfast.control.messages import (
 )
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.standbys import Standbys
+from holdfast.control.status import JobStatus, Lately, status_of
 from holdfast.control.token import bearer
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
@@ -65,10 +66,10 @@ from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import CoordinatorReady, Event, Log
 
-__all__ = ["BRIEF", "METHOD", "SERVICE", "Committer", "Coordinator", "serve"]
+__all__ = ["BRIEF", "METHOD", "SERVICE", "STATUS", "Committer", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
-METHOD, BRIEF = "Attach", "Brief"
+METHOD, BRIEF, STATUS = "Attach", "Brief", "Status"
 TICK_S = 0.2
 RETRY_S = 0.1
 """Between two tries to store a decision."""
@@ -142,6 +143,7 @@ class Coordinator:
         remarks: passed on to the agent; None: nobody makes any.
         directory: tells workers of each other; None: they find each other without us.
         standbys: which other coordinators there are, and are to be.
+        job: its name, for people.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Coordinator:
         remarks: Remarks | None = None,
         directory: PeerDirectory | None = None,
         standbys: Standbys | None = None,
+        job: str = "",
     ) -> None:
         self.decider = Decider(
             membership=membership,
@@ -175,6 +178,8 @@ class Coordinator:
         self._directory = directory
         self._standbys = Standbys(1) if standbys is None else standbys
         self._comparing = Comparing(this_clock())
+        self._job = job
+        self._lately = Lately()
         self._queues: dict[_Peer, _Queue] = {}
         self._agents: dict[Process, bool] = {}
         """Those that have attached, and whether they have a stream now."""
@@ -190,6 +195,7 @@ class Coordinator:
 
     def send(self, outputs: Sequence[Output]) -> None:
         """See :class:`holdfast.control.decider.Outside`."""
+        self._lately.told(outputs, self.decider.awake())
         for output in outputs:
             if isinstance(output, Tell):
                 if isinstance(output.command, Install):
@@ -365,6 +371,7 @@ class Coordinator:
                     self._tell_where()
                 case Pulsed() if (told := self._comparing.heard(each, self.decider.clock())) is not None:
                     self.decider.log.write(*told)
+        self._lately.heard(messages, self.decider.awake())
         self._take([each for each in messages if not isinstance(each, StandingBy | Pulsed)])
 
     def _tell_where(self) -> None:
@@ -412,6 +419,11 @@ class Coordinator:
         self.decider.pass_time()
         self._part_if_over()
         self._forget_agents()
+
+    @property
+    def status(self) -> JobStatus:
+        """How the job is."""
+        return status_of(self._job, self.decider.membership, self._lately, self.decider.awake())
 
     @property
     def _node(self) -> str:
@@ -563,7 +575,7 @@ async def serve(
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
         waits_for: says what keeps us from leading, for those that are sent away; "" if only that another leads.
         brief: what agents of other machines are told, whether or not we lead, if they present ``invitation``.
-        invitation: another token; "": nobody is told.
+        invitation: another token, by which people may ask how the job is, too; "": nobody is told.
         silent_s: how long a host may leave what we send to it without acknowledging anything, with what it takes to see
             that: then its connections end. Agents are sent something always.
 
@@ -572,9 +584,9 @@ async def serve(
     """
     door = _Door(token, waits_for, brief)
     silence = ("grpc.keepalive_timeout_ms", math.ceil(_SILENCE * silent_s * 1000))
-    check = TokenCheck(token, shares=True, others={f"/{SERVICE}/{BRIEF}": invitation})
+    check = TokenCheck(token, shares=True, others={f"/{SERVICE}/{each}": invitation for each in (BRIEF, STATUS)})
     server = grpc.aio.server(interceptors=[check], options=[*_OPTIONS, silence])
-    methods = {METHOD: door.attach, BRIEF: door.tell}
+    methods = {METHOD: door.attach, BRIEF: door.tell, STATUS: door.status}
     handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     try:
@@ -622,9 +634,19 @@ class _Door:
     async def attach(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """See Coordinator.attach."""
         if self.coordinator is None:
-            why = self._waits_for()
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"not the leader{why and ': '}{why}")
+            await self._send_away(context)
             return
         name = bearer(context.invocation_metadata(), self._token) or ""  # whoever carries nothing was sent away before
         async for parcel in self.coordinator.attach(request, context, name):
             yield parcel
+
+    async def status(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Says how the job is, as JSON."""
+        if self.coordinator is None:
+            await self._send_away(context)
+            return
+        yield msgspec.json.encode(self.coordinator.status)
+
+    async def _send_away(self, context: grpc.aio.ServicerContext) -> None:
+        why = self._waits_for()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"not the leader{why and ': '}{why}")

@@ -67,7 +67,7 @@ def test_a_coordinator_runs_no_worker_unless_it_is_told_to():
 @pytest.mark.parametrize("given", ["n1", "n1:7000,", "n1:70000", "[fd00::1]:7000"])
 def test_where_no_coordinator_can_be_is_refused(given):
     args = make_parser().parse_args(["agent", "--coordinator", given])
-    with pytest.raises(ConfigError, match=f"--coordinator {re.escape(given)}: (expected|the last port)"):
+    with pytest.raises(ConfigError, match=f"coordinator {re.escape(given)}: (expected|the last port)"):
         args.run(args)
 
 

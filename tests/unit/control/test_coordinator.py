@@ -22,8 +22,8 @@ from tests.processes import NODE, process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
-from holdfast.control.client import ControlClient, ask_brief
-from holdfast.control.coordinator import METHOD, RETRY_S, SERVICE, Coordinator, serve
+from holdfast.control.client import ControlClient, ask
+from holdfast.control.coordinator import BRIEF, METHOD, RETRY_S, SERVICE, STATUS, Coordinator, serve
 from holdfast.control.membership import Closed, GridState, Membership, Running, StoredDecision, Tick
 from holdfast.control.messages import (
     Attached,
@@ -64,6 +64,7 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
+from holdfast.control.status import JobStatus
 from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.excerpts import excerpts
 from holdfast.core.nodes import NodeId
@@ -107,7 +108,7 @@ RAISED = Raised(
 def a_coordinator(leading, log, *, steps=1, clock=time.monotonic, awake=time.monotonic):
     """Of the plan above."""
     membership = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=steps, directory="out"))
-    return Coordinator(membership=membership, leading=leading, log=log, clock=clock, awake=awake)
+    return Coordinator(membership=membership, leading=leading, log=log, clock=clock, awake=awake, job="small")
 
 
 class Service:
@@ -353,7 +354,7 @@ def test_a_closed_stream_is_a_lost_worker_and_the_decision_is_stored_first(servi
 
 KILLED = f"""
 import sys, threading
-from holdfast.control.client import ControlClient, ask_brief
+from holdfast.control.client import ControlClient
 from holdfast.control.messages import Hello
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId, Process
@@ -783,13 +784,26 @@ def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
 
 def test_an_agent_is_told_what_the_job_is_before_it_takes_part(service):
     """By what people were given; not whoever has the token of this attempt, or a share of either."""
-    assert ask_brief(service.address, INVITATION) == b"a brief"
-    assert ask_brief(f"127.0.0.1:1,{service.address}", INVITATION) == b"a brief"
+    assert ask(BRIEF, service.address, INVITATION) == b"a brief"
+    assert ask(BRIEF, f"127.0.0.1:1,{service.address}", INVITATION) == b"a brief"
     for token in ("wrong", TOKEN, share(TOKEN, str(A)), share(INVITATION, str(A)), ""):
         with pytest.raises(ConfigError, match="wrong or missing job token"):
-            ask_brief(service.address, token)
+            ask(BRIEF, service.address, token)
     with pytest.raises(CoordinatorUnavailable, match="nobody listens there"):
-        ask_brief("127.0.0.1:1", INVITATION)
+        ask(BRIEF, "127.0.0.1:1", INVITATION)
+
+
+def test_whoever_has_the_jobs_token_is_told_how_the_job_is(service, connect):
+    """It is what people were given; no worker's share of the token of this attempt will do."""
+    connect(None)
+    connect(A)
+    connect(B).expect(Attached)
+    status = msgspec.json.decode(ask(STATUS, service.address, INVITATION), type=JobStatus)
+    assert (status.job, status.phase, status.steps, status.workers) == ("small", "forming", 3, 2)
+    assert [(node.name, node.workers) for node in status.nodes] == [(NODE.name, ("0.0", "1.0"))]
+    for token in ("wrong", TOKEN, share(TOKEN, str(A))):
+        with pytest.raises(ConfigError, match="wrong or missing job token"):
+            ask(STATUS, service.address, token)
 
 
 def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):

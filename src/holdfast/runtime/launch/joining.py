@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config.job import Tls
-from holdfast.control.client import NOBODY, ask_brief
+from holdfast.control.client import NOBODY, ask
+from holdfast.control.coordinator import BRIEF
 from holdfast.control.messages import Ended
 from holdfast.control.tls import check_tls
 from holdfast.control.token import REFUSAL, of_attempt
@@ -184,7 +185,7 @@ class Joiner:
         self._teller.prepare(f"waiting for the coordinator at {request.coordinator}")
         while True:
             try:
-                told = ask_brief(self._addresses, request.token, request.tls)
+                told = ask(BRIEF, self._addresses, request.token, request.tls)
             except CoordinatorUnavailable as error:
                 if error.args and NOBODY not in str(error):
                     self._teller.say_once(str(error), str(error))

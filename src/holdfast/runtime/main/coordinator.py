@@ -173,6 +173,7 @@ def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting
         directory=PeerDirectory(spec.token),
         standbys=Standbys(control.coordinators),
         advisers=_advisers(spec, log),
+        job=spec.job.name,
     )
     for put_around in spec.around:
         put_around(coordinator.decider)

@@ -1,0 +1,106 @@
+"""``holdfast status``: how a running job is, as the coordinator that leads it says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import msgspec
+
+from holdfast.cli.arguments import add_coordinator, coordinator_from, hours
+from holdfast.control.client import ask
+from holdfast.control.coordinator import STATUS
+from holdfast.control.status import JobStatus, NodeStatus
+from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.parsing import parsing
+from holdfast.plain import one_line
+
+__all__ = ["add_status_parser", "tell_status"]
+
+_EVERY_S = 1.0
+_PATIENCE_S = 15.0
+"""How long nobody may answer who has: longer than it takes until another coordinator leads."""
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def add_status_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``status`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser(
+        "status",
+        help="how a running job on several machines is",
+        description="Says how a job is that agents of other machines may take part in (`holdfast train --listen`): its "
+        "nodes and workers, how far it is, what may be lost now, and who was lost last. `holdfast inspect` tells more, "
+        "where its run directory is at hand.",
+    )
+    add_coordinator(parser)
+    parser.add_argument("--watch", action="store_true", help="again every second, until the job has ended")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text: for people (default); json: a line each time"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints it once and returns 0; with ``--watch`` 0 at the end of the job, 1 if that is not seen."""
+    reach = coordinator_from(args)
+    answered_at: float | None = None
+    while True:
+        try:
+            answer = ask(STATUS, *reach)
+        except CoordinatorUnavailable as error:
+            if answered_at is None:
+                raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
+            if time.monotonic() > answered_at + _PATIENCE_S:
+                print(f"holdfast: {error}: the job has ended, or its coordinators are gone", file=sys.stderr)
+                return 1
+        else:
+            answered_at = time.monotonic()
+            with parsing(lambda text: ConfigError(f"{args.coordinator}: what it says cannot be read: {text}")):
+                status = msgspec.json.decode(answer, type=JobStatus)
+            _show(status, answer.decode(), args)
+            if not args.watch or status.phase == "ended":
+                return 0
+        time.sleep(_EVERY_S)
+
+
+def _show(status: JobStatus, answer: str, args: argparse.Namespace) -> None:
+    if args.format == "json":
+        print(answer, flush=True)
+    else:
+        print((_CLEAR if args.watch and sys.stdout.isatty() else "") + tell_status(status), flush=True)
+
+
+def tell_status(status: JobStatus) -> str:
+    """Returns a job for people: lines on all of it, a table of its nodes, and who was lost last."""
+    rate = f", {status.steps_per_s:.2f} steps/s over the last minute" if status.steps_per_s else ""
+    left = f", {hours(round((status.steps - status.step) / status.steps_per_s))} left" if status.steps_per_s else ""
+    saved = "no checkpoint" if status.checkpoint is None else f"the newest checkpoint is of step {status.checkpoint}"
+    lines = [
+        f"job {one_line(status.job)}: {status.phase}, {status.step} of {status.steps} steps done{rate}{left}",
+        f"{len(status.alive)} of {status.workers} workers, generation {status.generation}; {saved}",
+        _to_lose(status),
+        *_table(status.nodes),
+        *(f"{each.worker} was lost {hours(round(each.ago_s))} ago: {one_line(each.how)}" for each in status.failures),
+    ]
+    return "\n".join(lines)
+
+
+def _to_lose(status: JobStatus) -> str:
+    """What may be lost now without anything being lost with it."""
+    workers, nodes = status.workers_to_lose, status.nodes_to_lose
+    if workers is None or nodes is None:
+        return "nothing more may be lost now: not every layer has an owner that is there"
+    if not workers:
+        return "some layer has one owner alone: with that, what is behind the last checkpoint is lost"
+    any_nodes = f"any {nodes} node(s)" if nodes else "no node for certain"
+    return f"may be lost at once: any {workers} worker(s), {any_nodes}"
+
+
+def _table(nodes: tuple[NodeStatus, ...]) -> list[str]:
+    rows = [("node", "workers", "room", "")]
+    for node in nodes:
+        state = "leads" if node.leads else "" if node.away_s is None else f"away for {node.away_s:.1f} s"
+        rows.append((one_line(node.name), " ".join(node.workers) or "-", str(node.room), state))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,139 @@
+"""``holdfast status``: a running job for people."""
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from holdfast.cli import status as at_status
+from holdfast.cli.main import main
+from holdfast.cli.status import tell_status
+from holdfast.control.status import FailureStatus, JobStatus, NodeStatus
+from holdfast.errors import CoordinatorUnavailable
+
+NODES = (
+    NodeStatus(name="n1", workers=("0.0", "0.1"), room=0, away_s=None, leads=True),
+    NodeStatus(name="node-2", workers=(), room=12, away_s=0.26, leads=False),
+)
+STATUS = JobStatus(
+    job="small",
+    phase="running",
+    generation=3,
+    step=120,
+    steps=260,
+    steps_per_s=14.0,
+    alive=("0.0", "0.1"),
+    workers=4,
+    checkpoint=100,
+    workers_to_lose=1,
+    nodes_to_lose=0,
+    nodes=NODES,
+    failures=(FailureStatus(worker="1.0", how="its node n3 is gone", ago_s=75.2),),
+)
+
+
+def changed(**fields):
+    return msgspec.structs.replace(STATUS, **fields)
+
+
+def test_a_job_is_told_in_lines_and_a_table():
+    assert tell_status(STATUS).splitlines() == [
+        "job small: running, 120 of 260 steps done, 14.00 steps/s over the last minute, 0:00:10 left",
+        "2 of 4 workers, generation 3; the newest checkpoint is of step 100",
+        "may be lost at once: any 1 worker(s), no node for certain",
+        "node    workers  room",
+        "n1      0.0 0.1  0     leads",
+        "node-2  -        12    away for 0.3 s",
+        "1.0 was lost 0:01:15 ago: its node n3 is gone",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"steps_per_s": None}, "job small: running, 120 of 260 steps done"),
+        ({"checkpoint": None}, "2 of 4 workers, generation 3; no checkpoint"),
+        ({"workers_to_lose": 2, "nodes_to_lose": 1}, "may be lost at once: any 2 worker(s), any 1 node(s)"),
+        (
+            {"workers_to_lose": 0},
+            "some layer has one owner alone: with that, what is behind the last checkpoint is lost",
+        ),
+        (
+            {"workers_to_lose": None, "nodes_to_lose": None},
+            "nothing more may be lost now: not every layer has an owner that is there",
+        ),
+    ],
+)
+def test_what_is_not_so_is_said_otherwise(fields, line):
+    assert line in tell_status(changed(**fields)).splitlines()
+
+
+def test_what_came_from_outside_is_one_plain_line():
+    hostile = NodeStatus(name="n\x1b[2J\n", workers=(), room=0, away_s=None, leads=False)
+    told = tell_status(changed(job="a\nb", nodes=(hostile,)))
+    assert "\x1b" not in told
+    assert len(told.splitlines()) == 6
+
+
+@dataclass
+class Answers:
+    """What coordinators say, one after another; time passes between two."""
+
+    answers: list
+    now: float = 0.0
+
+    def ask(self, what, address, token, tls):
+        assert (what, address, token, tls) == ("Status", "h:7000", "a-token-of-the-job", None)
+        answer = self.answers.pop(0) if self.answers else CoordinatorUnavailable("nobody listens there")
+        if isinstance(answer, Exception):
+            raise answer
+        return msgspec.json.encode(answer)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Runs the command, with these answers; returns its exit code."""
+
+    def run(*answers, words=()):
+        coordinators = Answers([*answers])
+        monkeypatch.setenv("HOLDFAST_TOKEN", "a-token-of-the-job")
+        monkeypatch.setattr(at_status, "ask", coordinators.ask)
+        monkeypatch.setattr(at_status.time, "sleep", coordinators.sleep)
+        monkeypatch.setattr(at_status.time, "monotonic", lambda: coordinators.now)
+        return main(["status", "h:7000", *words])
+
+    return run
+
+
+AWAY = CoordinatorUnavailable("coordinator at h:7000: unavailable: not the leader")
+
+
+def test_it_is_told_once(asked, capsys):
+    assert asked(STATUS) == 0
+    assert capsys.readouterr().out == tell_status(STATUS) + "\n"
+
+
+def test_it_is_watched_to_the_end_while_another_coordinator_takes_over(asked, capsys):
+    ended = changed(phase="ended", step=260)
+    assert asked(STATUS, AWAY, AWAY, ended, words=("--watch", "--format", "json")) == 0
+    told = [msgspec.json.decode(line, type=JobStatus) for line in capsys.readouterr().out.splitlines()]
+    assert told == [STATUS, ended]
+
+
+def test_an_end_that_nobody_has_seen_is_no_success(asked, capsys):
+    assert asked(STATUS, words=("--watch",)) == 1
+    text = "holdfast: nobody listens there: the job has ended, or its coordinators are gone\n"
+    assert capsys.readouterr().err == text
+
+
+def test_nobody_to_ask_is_one_line(asked, capsys):
+    assert asked(AWAY) == 2
+    assert capsys.readouterr().err.startswith("holdfast: coordinator at h:7000: unavailable: not the leader; expected")
+
+
+def test_a_token_is_needed(capsys):
+    assert main(["status", "h:7000"]) == 2
+    assert "--token-file: expected a file with the job's token" in capsys.readouterr().err
