@@ -81,7 +81,10 @@ def tell_status(status: JobStatus) -> str:
         f"{len(status.alive)} of {status.workers} workers, generation {status.generation}; {saved}",
         _to_lose(status),
         *_table(status.nodes),
-        *(f"{each.worker} was lost {hours(round(each.ago_s))} ago: {one_line(each.how)}" for each in status.failures),
+        *(
+            f"{', '.join(each.workers)} lost {hours(round(each.ago_s))} ago: {one_line(each.how)}"
+            for each in status.failures
+        ),
     ]
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import msgspec
 
@@ -40,9 +41,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that was lost; ``ago_s``: seconds since it was told."""
+    """Workers that were lost at once; ``ago_s``: seconds since that was told."""
 
-    worker: str
+    workers: tuple[str, ...]
     how: str
     ago_s: float
 
@@ -64,7 +65,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
             None while some has none.
         nodes_to_lose: how many nodes.
         nodes: in the order of their names.
-        failures: the last ones that this coordinator has seen, the newest first.
+        failures: the last losses that this coordinator has seen, the newest first.
     """
 
     job: str
@@ -87,7 +88,7 @@ class Lately:
     """What the membership does not keep, as only people ask for it: how fast steps were, and who was lost."""
 
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_STEPS))
-    _failures: deque[tuple[float, Detected]] = field(default_factory=lambda: deque(maxlen=_FAILURES))
+    _failures: deque[tuple[float, tuple[Detected, ...]]] = field(default_factory=lambda: deque(maxlen=_FAILURES))
 
     def heard(self, messages: Iterable[Message], now: float) -> None:
         """Notes the steps that are done."""
@@ -97,10 +98,9 @@ class Lately:
 
     def told(self, outputs: Iterable[Output], now: float) -> None:
         """Notes who is told to be lost."""
-        for output in outputs:
-            match output:
-                case Tell(command=Told(news=Detected() as lost)):
-                    self._failures.append((now, lost))
+        told = [each.command.news for each in outputs if isinstance(each, Tell) and isinstance(each.command, Told)]
+        if lost := tuple(news for news in told if isinstance(news, Detected)):
+            self._failures.append((now, lost))
 
     def steps_per_s(self, now: float) -> float | None:
         """Returns how many steps were made in a second of the last minute; None if that cannot be told."""
@@ -109,8 +109,11 @@ class Lately:
 
     def failures(self, now: float) -> tuple[FailureStatus, ...]:
         """Returns who was lost, the newest first."""
-        newest = reversed(self._failures)
-        return tuple(FailureStatus(worker=each.worker, how=each.how, ago_s=now - at) for at, each in newest)
+        return tuple(
+            FailureStatus(workers=tuple(each.worker for each in of_it), how=how, ago_s=now - at)
+            for at, lost in reversed(self._failures)
+            for how, of_it in groupby(lost, lambda each: each.how)
+        )
 
 
 def status_of(job: str, state: Membership, lately: Lately, now: float) -> JobStatus:

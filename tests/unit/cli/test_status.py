@@ -28,7 +28,7 @@ STATUS = JobStatus(
     workers_to_lose=1,
     nodes_to_lose=0,
     nodes=NODES,
-    failures=(FailureStatus(worker="1.0", how="its node n3 is gone", ago_s=75.2),),
+    failures=(FailureStatus(workers=("1.0", "1.1"), how="its node n3 is gone", ago_s=75.2),),
 )
 
 
@@ -44,7 +44,7 @@ def test_a_job_is_told_in_lines_and_a_table():
         "node    workers  room",
         "n1      0.0 0.1  0     leads",
         "node-2  -        12    away for 0.3 s",
-        "1.0 was lost 0:01:15 ago: its node n3 is gone",
+        "1.0, 1.1 lost 0:01:15 ago: its node n3 is gone",
     ]
 
 

@@ -81,11 +81,18 @@ def test_how_fast_steps_are_is_of_the_last_minute(job):
     assert lately.steps_per_s(999.0) is None
 
 
-def test_the_newest_losses_are_told():
+def lost(worker, how):
+    return Tell(to=None, command=Told(news=Detected(worker=worker, how=how, generation=1)))
+
+
+def test_the_newest_losses_are_told_and_who_went_together():
     lately = Lately()
-    for number in range(7):
-        lost = Detected(worker=f"{number}.0", how="signal 9", generation=1)
-        lately.told([Tell(to=None, command=Told(news=lost))], 10.0 * number)
-    assert lately.failures(61.0) == tuple(
-        FailureStatus(worker=f"{number}.0", how="signal 9", ago_s=61.0 - 10.0 * number) for number in (6, 5, 4, 3, 2)
+    for number in range(6):
+        lately.told([lost(f"{number}.0", "signal 9")], 10.0 * number)
+    lately.told([lost("6.0", "its node is gone"), lost("6.1", "its node is gone"), lost("7.0", "signal 11")], 60.0)
+    lately.told([], 61.0)
+    assert lately.failures(61.0) == (
+        FailureStatus(workers=("6.0", "6.1"), how="its node is gone", ago_s=1.0),
+        FailureStatus(workers=("7.0",), how="signal 11", ago_s=1.0),
+        *(FailureStatus(workers=(f"{n}.0",), how="signal 9", ago_s=61.0 - 10.0 * n) for n in (5, 4, 3, 2)),
     )
