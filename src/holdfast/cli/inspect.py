@@ -209,7 +209,10 @@ def _plans(run_dir: Path) -> dict[int, Plan]:
         ConfigError: the run kept its decisions elsewhere.
     """
     if (url := decisions_of(run_dir)) is None:
-        raise ConfigError(f"{run_dir}: has no control.db, so its plans are not known (kept elsewhere, or simulated)")
+        raise ConfigError(
+            f"{run_dir}: its plans are not known: it has no control.db, and its job.yaml does not say where else they "
+            "are (or it was simulated)"
+        )
     try:
         return plans_in(url)
     except StorageError as error:

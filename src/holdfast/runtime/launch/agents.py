@@ -40,6 +40,8 @@ def prepare_process() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # What a script forks never speaks to the coordinator: gRPC need not prepare for that, nor say that it cannot.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # What becomes of a connection is ours to tell, too: gRPC says each that a silent host has as information on stderr.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def this_node(name: str = "", environ: Mapping[str, str] = os.environ) -> NodeId:
