@@ -322,7 +322,8 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     for process in (*processes_below(apart.head), apart.head):
         process.kill()
     until(lambda: apart.events(Detected), apart.story)
-    stopped = psutil.Process(next(each.pid for each in apart.events(WorkerReady) if psutil.pid_exists(each.pid)))
+    names = ("node-0", "node-1")
+    stopped = psutil.Process(next(each.pid for each in apart.events(WorkerReady) if each.node in names))
     stopped.suspend()
     command = ("train", small, "--listen", apart.networks.hub.host, "--resume", "auto", *options)
     assert apart.tried_again(*command) == 2, apart.story()

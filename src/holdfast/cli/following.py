@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from holdfast.cli.arguments import hours
-from holdfast.errors import ConfigError, StorageError
+from holdfast.errors import ConfigError, HoldfastError, StorageError
 from holdfast.parsing import parsing
 from holdfast.runtime.launch.directory import led_elsewhere
 from holdfast.runtime.rundir import owner
@@ -19,7 +20,7 @@ from holdfast.telemetry.shown import shown
 from holdfast.telemetry.story import EVENTS, StoryReader
 from holdfast.telemetry.underway import Underway, recent, underway
 
-__all__ = ["Runner", "follow", "runner", "tell_underway"]
+__all__ = ["Runner", "follow", "tell_underway", "who_runs"]
 
 _LOOK_S = 1.0
 _EVERY_S = 10.0
@@ -36,7 +37,7 @@ class Runner:
         return "led from another machine" if self.process is None else f"process {self.process}"
 
 
-def runner(run_dir: Path) -> Runner | None:
+def who_runs(run_dir: Path) -> Runner | None:
     """Returns who runs the job of a run directory; None: nobody does. It may take seconds to know.
 
     Raises:
@@ -46,7 +47,7 @@ def runner(run_dir: Path) -> Runner | None:
         return Runner(process)
     try:
         return Runner(None) if led_elsewhere(run_dir) else None
-    except StorageError as error:
+    except HoldfastError as error:
         raise ConfigError(f"{run_dir}: whether its job goes on elsewhere is not known: {error}") from None
 
 
@@ -106,11 +107,14 @@ class _Follower:
         self._events: list[Timed] = []
         self._origin: float | None = None
         self._formed = False
+        self._runner: Runner | None = None
+        self._gone = False
+        """Whether nobody ran it at the last look."""
         self._shown, self._shown_at, self._open = -1, 0.0, False
 
     def look(self) -> int | None:
         """Tells what is new; returns the exit code once the job has ended."""
-        who = runner(self._run_dir)  # before the log is read: whoever is gone now writes no more
+        who = self._who()  # before the log is read: whoever is gone now writes no more
         if not self._log.is_file():
             self._check_begins(who)
             return None
@@ -118,14 +122,32 @@ class _Follower:
         for at, event in news:
             self._show_event(at, event)
         now = self._reader.now()
-        self._events = recent([*self._events, *news], now)
+        self._events = recent(sorted([*self._events, *news], key=itemgetter(0)), now)
         if ended := [event for _, event in news if isinstance(event, JobEnded)]:
+            self._tell_gaps()
             return 0 if ended[-1].outcome == "done" else 1
+        gone, self._gone = self._gone, who is None
         if who is None:
+            if not gone:  # whoever led it elsewhere says that it ends before agents write down that it has
+                return None
+            self._tell_gaps()
             self._stay("it has not ended, or was killed: no process runs it")
             return 1
         self._show(who, underway(self._events, now))
         return None
+
+    def _who(self) -> Runner | None:
+        """Who runs it; where that cannot be found out, as a store is away, whoever did."""
+        try:
+            self._runner = who_runs(self._run_dir)
+        except ConfigError:
+            if self._runner is None:
+                raise
+        return self._runner
+
+    def _tell_gaps(self) -> None:
+        for at, event in self._reader.gaps():
+            self._show_event(at, event)
 
     def end(self) -> None:
         """Ends the line that is replaced."""

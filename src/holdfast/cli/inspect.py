@@ -8,7 +8,7 @@ import time
 from itertools import starmap
 from pathlib import Path
 
-from holdfast.cli.following import Runner, follow, runner, tell_underway
+from holdfast.cli.following import Runner, follow, tell_underway, who_runs
 from holdfast.cli.ways_shown import tell_technique, tell_way, tell_way_in_full
 from holdfast.control.chain.opening import plans_in
 from holdfast.core.plan import Plan
@@ -122,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "svg":
         print(run_to_svg(run_timeline(timed), _title(timed)), end="")
     elif args.format == "json":
-        print(_to_json(timed, _running(run_dir, timed, now)))
+        print(_to_json(timed, _running(run_dir, timed, now)[0]))
     else:
-        running = _running(run_dir, timed, now)
-        told = "" if running is None else tell_underway(*running)
+        running, unknown = _running(run_dir, timed, now)
+        told = unknown if running is None else tell_underway(*running)
         print(narrate_attempts(run_dir) + _text(timed, every=args.every, running=told))
     return 0
 
@@ -140,11 +140,15 @@ def _tell_at_once(event: Event, beginning: bool) -> str | None:
     return None if _is_routine(event, beginning) else _tell(event)
 
 
-def _running(run_dir: Path, timed: list[Timed], now: float) -> tuple[Runner, Underway] | None:
-    """Who runs a job, and how far it is; None if it has ended, or was killed."""
-    if any(isinstance(event, JobEnded) for _, event in timed) or (who := runner(run_dir)) is None:
-        return None
-    return who, underway(timed, now)
+def _running(run_dir: Path, timed: list[Timed], now: float) -> tuple[tuple[Runner, Underway] | None, str]:
+    """Who runs a job, and how far it is; None if it has ended, or was killed. And why that is not known, if so."""
+    if any(isinstance(event, JobEnded) for _, event in timed):
+        return None, ""
+    try:
+        who = who_runs(run_dir)
+    except ConfigError as error:
+        return None, f"it has not ended, or was killed; {error}"
+    return None if who is None else (who, underway(timed, now)), ""
 
 
 def _read(run_dir: Path) -> tuple[list[Timed], float]:

@@ -9,16 +9,17 @@ import time
 import msgspec
 
 from holdfast.cli.arguments import add_coordinator, coordinator_from, hours
-from holdfast.control.client import ask
+from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import STATUS
+from holdfast.control.membership import Phase
 from holdfast.control.status import JobStatus, NodeStatus
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.parsing import parsing
-from holdfast.plain import one_line
+from holdfast.telemetry.shown import shown
 
 __all__ = ["add_status_parser", "tell_status"]
 
-_EVERY_S = 1.0
+_AGAIN_S = 0.5
 _PATIENCE_S = 15.0
 """How long nobody may answer who has: longer than it takes until another coordinator leads."""
 _CLEAR = "\x1b[H\x1b[2J"
@@ -47,26 +48,29 @@ def run(args: argparse.Namespace) -> int:
     answered_at: float | None = None
     while True:
         try:
-            answer = ask(STATUS, *reach)
+            for answer in watch(*reach) if args.watch else (ask(STATUS, *reach),):
+                answered_at = time.monotonic()
+                status = _read(answer, args.coordinator)
+                _show(status, args)
+                if not args.watch or status.phase == Phase.ENDED:
+                    return 0
         except CoordinatorUnavailable as error:
             if answered_at is None:
                 raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
             if time.monotonic() > answered_at + _PATIENCE_S:
                 print(f"holdfast: {error}: the job has ended, or its coordinators are gone", file=sys.stderr)
                 return 1
-        else:
-            answered_at = time.monotonic()
-            with parsing(lambda text: ConfigError(f"{args.coordinator}: what it says cannot be read: {text}")):
-                status = msgspec.json.decode(answer, type=JobStatus)
-            _show(status, answer.decode(), args)
-            if not args.watch or status.phase == "ended":
-                return 0
-        time.sleep(_EVERY_S)
+        time.sleep(_AGAIN_S)
 
 
-def _show(status: JobStatus, answer: str, args: argparse.Namespace) -> None:
+def _read(answer: bytes, where: str) -> JobStatus:
+    with parsing(lambda text: ConfigError(f"{where}: what it says cannot be read: {text}")):
+        return shown(msgspec.json.decode(answer, type=JobStatus))
+
+
+def _show(status: JobStatus, args: argparse.Namespace) -> None:
     if args.format == "json":
-        print(answer, flush=True)
+        print(msgspec.json.encode(status).decode(), flush=True)
     else:
         print((_CLEAR if args.watch and sys.stdout.isatty() else "") + tell_status(status), flush=True)
 
@@ -77,14 +81,11 @@ def tell_status(status: JobStatus) -> str:
     left = f", {hours(round((status.steps - status.step) / status.steps_per_s))} left" if status.steps_per_s else ""
     saved = "no checkpoint" if status.checkpoint is None else f"the newest checkpoint is of step {status.checkpoint}"
     lines = [
-        f"job {one_line(status.job)}: {status.phase}, {status.step} of {status.steps} steps done{rate}{left}",
+        f"job {status.job}: {status.phase}, {status.step} of {status.steps} steps done{rate}{left}",
         f"{len(status.alive)} of {status.workers} workers, generation {status.generation}; {saved}",
         _to_lose(status),
         *_table(status.nodes),
-        *(
-            f"{', '.join(each.workers)} lost {hours(round(each.ago_s))} ago: {one_line(each.how)}"
-            for each in status.failures
-        ),
+        *(f"{', '.join(each.workers)} lost {hours(round(each.ago_s))} ago: {each.how}" for each in status.failures),
     ]
     return "\n".join(lines)
 
@@ -95,7 +96,7 @@ def _to_lose(status: JobStatus) -> str:
     if workers is None or nodes is None:
         return "nothing more may be lost now: not every layer has an owner that is there"
     if not workers:
-        return "some layer has one owner alone: with that, what is behind the last checkpoint is lost"
+        return "some layer has one owner alone: with that, what was done since the last checkpoint may be lost"
     any_nodes = f"any {nodes} node(s)" if nodes else "no node for certain"
     return f"may be lost at once: any {workers} worker(s), {any_nodes}"
 
@@ -104,6 +105,6 @@ def _table(nodes: tuple[NodeStatus, ...]) -> list[str]:
     rows = [("node", "workers", "room", "")]
     for node in nodes:
         state = "leads" if node.leads else "" if node.away_s is None else f"away for {node.away_s:.1f} s"
-        rows.append((one_line(node.name), " ".join(node.workers) or "-", str(node.room), state))
+        rows.append((node.name, " ".join(node.workers) or "-", str(node.room), state))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -16,7 +16,7 @@ import grpc
 import msgspec
 
 from holdfast.config.job import Tls
-from holdfast.control.coordinator import METHOD, SERVICE
+from holdfast.control.coordinator import METHOD, SERVICE, STATUS
 from holdfast.control.messages import (
     Command,
     CoordinatorsAt,
@@ -230,6 +230,20 @@ def ask(what: str, address: str, token: str, tls: Tls | None = None) -> bytes:
         ConfigError: the token was refused, or a certificate cannot be read.
         CoordinatorUnavailable: none answers.
     """
+    return b"".join(_answers(what, address, token, tls, says=(), limit_s=_ANSWER_S))
+
+
+def watch(address: str, token: str, tls: Tls | None = None) -> Iterator[bytes]:
+    """Yields how the job is, unread, again and again, until it has ended or whoever leads leads no more.
+
+    Args and errors are as for :func:`ask`; what was said before an error was yielded.
+    """
+    return _answers(STATUS, address, token, tls, says=(b"watch",), limit_s=None)
+
+
+def _answers(
+    what: str, address: str, token: str, tls: Tls | None, *, says: tuple[bytes, ...], limit_s: float | None
+) -> Iterator[bytes]:
     credentials, problem = channel_credentials(tls) if tls else None, CoordinatorUnavailable("nobody was asked")
     for each in address.split(","):
         if not _listening((each,)):
@@ -238,11 +252,13 @@ def ask(what: str, address: str, token: str, tls: Tls | None = None) -> bytes:
         with _opened(each, credentials, _OPTIONS) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{what}")
             try:
-                return b"".join(call(iter(()), metadata=((TOKEN_KEY, token),), timeout=_ANSWER_S))
+                yield from call(iter(says), metadata=((TOKEN_KEY, token),), timeout=limit_s)
             except grpc.RpcError as error:
                 if isinstance(explained := _explained(each, error), ConfigError):
                     raise explained from None
                 problem = explained
+            else:
+                return
     raise problem
 
 

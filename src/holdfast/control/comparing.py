@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from holdfast.control.messages import Pulsed
-from holdfast.telemetry.clocks import WINDOW_S
+from holdfast.telemetry.clocks import WINDOW_S, is_clock
 from holdfast.telemetry.events import ClockCompared, Timed
 
 __all__ = ["Comparing"]
@@ -30,9 +30,9 @@ class Comparing:
         """Returns what is to be told, if anything, when an answer has come: by our clock, as ``now_s`` is."""
         within_s = (now_s - answer.sent_s) / 2
         middle_s = answer.sent_s + within_s
-        if answer.clock == self.mine or not (within_s >= 0 and math.isfinite(answer.now_s) and math.isfinite(within_s)):
-            return None
         ahead_s = answer.now_s - middle_s
+        if answer.clock == self.mine or not (within_s >= 0 and math.isfinite(ahead_s) and is_clock(answer.clock)):
+            return None
         found = ClockCompared(mine=self.mine, other=answer.clock, ahead_s=ahead_s, within_s=within_s)
         told_s, told = self._told.get(answer.clock, (-math.inf, None))
         best_s, best = self._best.get(answer.clock, (middle_s, found))

@@ -71,6 +71,8 @@ __all__ = ["BRIEF", "METHOD", "SERVICE", "STATUS", "Committer", "Coordinator", "
 SERVICE = "holdfast.Control"
 METHOD, BRIEF, STATUS = "Attach", "Brief", "Status"
 TICK_S = 0.2
+STATUS_S = 1.0
+"""Between two times that whoever watches is told how the job is."""
 RETRY_S = 0.1
 """Between two tries to store a decision."""
 DRAIN_S = 1.0
@@ -261,6 +263,7 @@ class Coordinator:
     async def begin(self) -> None:
         """Tells and writes what the coordinator before us was to tell and to write, before anybody is heard."""
         self.decider.tell_again(self._recorded)
+        self._lately = Lately()  # whoever was lost then was not lost now
         for commit in self.decider.membership.checkpoints.unsettled:
             await self._commit(commit)
 
@@ -268,6 +271,8 @@ class Coordinator:
         queue = self._queues.get(to)
         if queue is None:
             return
+        if isinstance(command, Ended):
+            command = msgspec.structs.replace(command, leader=self.decider.membership.contact.home)
         queue.put_nowait(command)
         if isinstance(command, Ended | Expel):
             queue.put_nowait(_End.DONE)
@@ -430,6 +435,11 @@ class Coordinator:
         """The name of the node where we run; "" if nobody else could lead."""
         contact = self.decider.membership.contact
         return contact.home.name if contact.home is not None and contact.others_lead else ""
+
+    async def goes_on(self, limit_s: float) -> bool:
+        """Waits for so long, or until there is nothing left to decide; returns whether there is."""
+        await _set_within(self._goodbye, limit_s)
+        return not self._goodbye.is_set()
 
     async def run(self) -> bool:
         """Lets time pass until the job has ended and everyone was told; returns False if another one leads now.
@@ -641,11 +651,17 @@ class _Door:
             yield parcel
 
     async def status(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        """Says how the job is, as JSON."""
+        """Says how the job is, as JSON; to whoever has said anything, again and again until it has ended."""
         if self.coordinator is None:
             await self._send_away(context)
             return
         yield msgspec.json.encode(self.coordinator.status)
+        async for _ in request:
+            while await self.coordinator.goes_on(STATUS_S):
+                yield msgspec.json.encode(self.coordinator.status)
+            if not self.coordinator.decider.resigned:
+                yield msgspec.json.encode(self.coordinator.status)
+            return
 
     async def _send_away(self, context: grpc.aio.ServicerContext) -> None:
         why = self._waits_for()

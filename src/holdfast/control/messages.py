@@ -701,7 +701,7 @@ class Fence(_Wire, frozen=True, tag=True, kw_only=True):
 
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: how the job ended. ``outcome``: done, lost, too-few, program, preempted, user-error, error,
-    interrupted or superseded (by another attempt).
+    interrupted or superseded (by another attempt). ``leader``: the node whose coordinator says so.
 
     Preempted: ``step`` is that of the checkpoint; ``detail`` says why there is none, empty if there is one.
     ``members``: the workers that were in it to the end; others were on their way.
@@ -714,6 +714,7 @@ class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     generations: int
     lost_layers: tuple[int, ...]
     members: tuple[WorkerId, ...] = ()
+    leader: NodeId | None = None
 
 
 Message = (

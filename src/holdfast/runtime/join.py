@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.control.messages import Ended
+from holdfast.errors import HoldfastError
 from holdfast.runtime.launch.ending import JobOutcome
 from holdfast.runtime.launch.joining import Joiner, JoinRequest
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.summary import summarise, write_summary
-from holdfast.telemetry.events import Event
+from holdfast.telemetry.events import Event, Notice
 
 __all__ = ["join"]
 
@@ -31,6 +32,9 @@ def join(request: JoinRequest, *, on_event: Callable[[Event], None] = lambda eve
     """
 
     def sum_up(outcome: JobOutcome, begun: RunRequest) -> None:
-        write_summary(summarise(begun.run_dir, outcome, begun.faults), on_event)
+        try:
+            write_summary(summarise(begun.run_dir, outcome, begun.faults), on_event)
+        except (HoldfastError, OSError) as error:  # the job has ended as it has all the same
+            on_event(Notice(worker="agent", text=f"{begun.run_dir}: cannot be summed up: {error}"))
 
     return Joiner(request=request, on_event=on_event, on_led=sum_up).run()

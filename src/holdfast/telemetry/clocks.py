@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from holdfast.telemetry.events import ClockCompared
 
-__all__ = ["WINDOW_S", "Clocks", "this_clock"]
+__all__ = ["WINDOW_S", "Clocks", "is_clock", "this_clock"]
 
 WINDOW_S = 60.0
 """Clocks are compared once in so many seconds at least, and the better comparisons of that time count."""
@@ -31,6 +32,11 @@ def this_clock() -> str:
     with contextlib.suppress(OSError):  # kernels before 5.6 have none
         namespace = os.stat("/proc/self/ns/time").st_ino
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:12]
+
+
+def is_clock(text: str) -> bool:
+    """Returns whether this can be the name of a clock."""
+    return re.fullmatch(r"[0-9a-f]{12}", text, re.ASCII) is not None
 
 
 class Clocks:

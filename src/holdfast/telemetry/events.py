@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -38,6 +38,7 @@ __all__ = [
     "EventLog",
     "EventReader",
     "Log",
+    "LogLine",
     "EventsMissing",
     "ExceptionRaised",
     "FaultInjected",
@@ -47,7 +48,6 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "LibraryFilled",
-    "Line",
     "Loaded",
     "Migrating",
     "Notice",
@@ -628,7 +628,7 @@ Timed = tuple[float, Event]
 """When it happened, and what."""
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of a log: when it happened, what, and the number of the decision that records it; 0: of none."""
 
     time: float
@@ -637,7 +637,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(LogLine)
 _COPY_BYTES = 1 << 20
 _BEGIN = b'{"time":'  # nowhere else in a line: within texts, quotes are escaped
 
@@ -658,10 +658,6 @@ class Retold:
     def __init__(self) -> None:
         self._decision = 0
         self._events: set[Event] = set()
-
-    def news(self, lines: Iterable[Line]) -> list[Timed]:
-        """Returns what these tell that was not told before."""
-        return [(line.time, line.data) for line in lines if not self.knows(line.data, line.decision)]
 
     def knows(self, event: Event, decision: int) -> bool:
         """Returns whether this was heard before, and notes it.
@@ -722,7 +718,7 @@ class EventLog:
         After failure: events before and after this one can still be read, and are preceded by how many are missing.
         """
         with self._lock:
-            return self._write(Line(time, event, decision))
+            return self._write(LogLine(time, event, decision))
 
     def check(self) -> None:
         """Finds out whether the file is still where it was, without an event to write."""
@@ -740,10 +736,10 @@ class EventLog:
 
     def _tell_missing(self, file: int) -> None:
         if self._missing:
-            _append(file, Line(self._missed_at, EventsMissing(count=self._missing, why=self._why)))
+            _append(file, LogLine(self._missed_at, EventsMissing(count=self._missing, why=self._why)))
             self._missing = 0
 
-    def _write(self, line: Line) -> bool:
+    def _write(self, line: LogLine) -> bool:
         try:
             file = self._stay()
             self._tell_missing(file)
@@ -803,7 +799,7 @@ class _Stray:
         os.close(self._file)
 
 
-def _append(file: int, line: Line) -> None:
+def _append(file: int, line: LogLine) -> None:
     data = _encoder.encode(line) + b"\n"
     if os.write(file, data) < len(data):
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, an event was written in part")
@@ -845,9 +841,10 @@ class EventReader:
         A log that has become shorter is another one, and is read whole.
         """
         lines = self.read_lines()
-        return sorted(self._retold.news(lines), key=lambda pair: pair[0])
+        news = [(line.time, line.data) for line in lines if not self._retold.knows(line.data, line.decision)]
+        return sorted(news, key=lambda pair: pair[0])
 
-    def read_lines(self) -> list[Line]:
+    def read_lines(self) -> list[LogLine]:
         """Returns the lines that are new, in the order in which they were written; what is told again among them."""
         with (
             parsing(lambda text: StorageError(f"{self._path}: is no log of events: {text}"), OSError),

@@ -23,4 +23,6 @@ def shown(event: _S) -> _S:
 def _fit(value: object) -> object:
     if isinstance(value, str):
         return value if value.isascii() and value.isprintable() else one_line(value)
+    if isinstance(value, msgspec.Struct):
+        return shown(value)
     return tuple(map(_fit, value)) if isinstance(value, tuple) else value

@@ -15,10 +15,12 @@ from tests.waiting import LIMIT_S
 
 from holdfast.cli import following as at_following
 from holdfast.cli.main import main
+from holdfast.errors import StoreAway
 from holdfast.runtime.rundir import RunDirLock, owner
 from holdfast.telemetry.events import Detected, EventLog, FaultInjected, Installed, JobEnded, JobStarted, StepOps
 
 NAMES = ("0.0", "1.0", "2.0")
+DONE = JobEnded(outcome="done", step=10)
 
 
 def step(worker, number, generation=1):
@@ -132,6 +134,48 @@ def test_a_job_that_is_killed_is_not_followed_for_ever(run):
         claim.__exit__(None, None, None)
         assert read_until(process.stdout, "killed") == ["it has not ended, or was killed: no process runs it"]
         assert process.wait(LIMIT_S) == 1
+
+
+def test_whoever_ends_a_job_elsewhere_may_do_so_before_it_is_written_down(run, monkeypatch, capsys):
+    """What is decided is seen sooner than what agents write."""
+    folder, log, claim = run
+    claim.__exit__(None, None, None)
+    monkeypatch.setattr(at_following.time, "sleep", lambda seconds: log.write(time.monotonic(), DONE))
+    assert main(["inspect", str(folder), "--follow"]) == 0
+    assert capsys.readouterr().out.endswith("ended: done at step 10\n")
+
+
+def away(run_dir):
+    raise StoreAway("etcd://h:1: no answer")
+
+
+def test_a_store_that_is_away_hides_nothing(run, monkeypatch, capsys):
+    folder, _, claim = run
+    claim.__exit__(None, None, None)
+    monkeypatch.setattr(at_following, "led_elsewhere", away)
+    assert main(["inspect", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "job j: 3 workers, 10 steps of 8 samples" in told
+    assert "whether its job goes on elsewhere is not known: etcd://h:1: no answer" in told
+
+
+def test_a_job_that_was_led_elsewhere_is_followed_while_its_store_is_away(run, monkeypatch, capsys):
+    folder, log, claim = run
+    claim.__exit__(None, None, None)
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        monkeypatch.setattr(at_following, "led_elsewhere", away)
+        if len(slept) == 2:
+            log.write(time.monotonic(), DONE)
+
+    monkeypatch.setattr(at_following, "led_elsewhere", lambda run_dir: True)
+    monkeypatch.setattr(at_following.time, "sleep", sleep)
+    assert main(["inspect", str(folder), "--follow"]) == 0
+    told = capsys.readouterr().out
+    assert "running (led from another machine): 2 of 10 steps done" in told
+    assert told.endswith("ended: done at step 10\n")
 
 
 def test_ctrl_c_ends_the_following_and_nothing_else(run):

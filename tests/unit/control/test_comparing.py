@@ -10,14 +10,15 @@ from holdfast.control.messages import Pulsed
 from holdfast.telemetry.clocks import WINDOW_S
 
 AHEAD_S = 3600.0
+OURS, THEIRS, THIRDS = (12 * digit for digit in "abc")
 
 
 @pytest.fixture
 def ours():
-    return Comparing("ours")
+    return Comparing(OURS)
 
 
-def heard(comparing, at, round_trip_s, *, ahead_s=AHEAD_S, clock="theirs"):
+def heard(comparing, at, round_trip_s, *, ahead_s=AHEAD_S, clock=THEIRS):
     """An answer to a pulse of that time; the ways there and back take equally long."""
     now_s = at + round_trip_s / 2 + ahead_s
     answer = Pulsed(process=process_of(None, 1), clock=clock, sent_s=at, now_s=now_s)
@@ -27,7 +28,7 @@ def heard(comparing, at, round_trip_s, *, ahead_s=AHEAD_S, clock="theirs"):
 def test_the_first_one_is_and_whatever_is_twice_as_good(ours):
     at, first = heard(ours, 10.0, 0.008)
     assert at == pytest.approx(10.004)
-    assert (first.mine, first.other) == ("ours", "theirs")
+    assert (first.mine, first.other) == (OURS, THEIRS)
     assert (first.ahead_s, first.within_s) == pytest.approx((AHEAD_S, 0.004))
     assert heard(ours, 11.0, 0.006) is None
     assert heard(ours, 12.0, 0.003)[1].within_s == pytest.approx(0.0015)
@@ -43,11 +44,21 @@ def test_the_best_of_a_minute_is_told_as_of_when_it_was(ours):
 
 def test_each_clock_is_told_by_itself_and_our_own_never(ours):
     assert heard(ours, 10.0, 0.002)
-    assert heard(ours, 10.0, 0.002, clock="thirds")
-    assert heard(ours, 10.0, 0.002, clock="ours") is None
+    assert heard(ours, 10.0, 0.002, clock=THIRDS)
+    assert heard(ours, 10.0, 0.002, clock=OURS) is None
 
 
-@pytest.mark.parametrize(("sent_s", "now_s"), [(11.0, 1.0), (math.nan, 1.0), (-math.inf, 1.0), (9.0, math.inf)])
-def test_what_cannot_be_is_no_answer(ours, sent_s, now_s):
-    answer = Pulsed(process=process_of(None, 1), clock="theirs", sent_s=sent_s, now_s=now_s)
+@pytest.mark.parametrize(
+    ("sent_s", "now_s", "clock"),
+    [
+        (11.0, 1.0, THEIRS),
+        (math.nan, 1.0, THEIRS),
+        (-math.inf, 1.0, THEIRS),
+        (9.0, math.inf, THEIRS),
+        (-1.7e308, 1.7e308, THEIRS),
+        (9.0, 9.5, "../../etc"),
+    ],
+)
+def test_what_cannot_be_is_no_answer(ours, sent_s, now_s, clock):
+    answer = Pulsed(process=process_of(None, 1), clock=clock, sent_s=sent_s, now_s=now_s)
     assert ours.heard(answer, 10.0) is None

@@ -22,7 +22,7 @@ from tests.processes import NODE, process_of
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
-from holdfast.control.client import ControlClient, ask
+from holdfast.control.client import ControlClient, ask, watch
 from holdfast.control.coordinator import BRIEF, METHOD, RETRY_S, SERVICE, STATUS, Coordinator, serve
 from holdfast.control.membership import Closed, GridState, Membership, Running, StoredDecision, Tick
 from holdfast.control.messages import (
@@ -91,6 +91,8 @@ A, B = PLAN.workers
 TOKEN = "a-token-of-a-test"
 INVITATION = "an-invitation"
 THERE = NodeId(name="there", nonce=16 * "b")
+ANOTHER = 12 * "c"
+"""A clock."""
 LOST_B = Told(news=Detected(worker=str(B), how="process ended: signal 9", generation=1), decision=2)
 GONE_B = Told(news=Detected(worker=str(B), how="its node there is gone", generation=1), decision=2)
 RAISED = Raised(
@@ -806,6 +808,17 @@ def test_whoever_has_the_jobs_token_is_told_how_the_job_is(service, connect):
             ask(STATUS, service.address, token)
 
 
+def test_whoever_watches_is_told_again_and_again_and_sees_the_end(service, connect):
+    agent, a = connect(None), connect(A)
+    a.expect(Attached)
+    watching = watch(service.address, INVITATION)
+    phases = [msgspec.json.decode(next(watching), type=JobStatus).phase for _ in range(2)]
+    assert phases == ["gathering"] * 2
+    a.send(Failure(worker=A, process=process_of(A, 1), error="it", traceback="", user_fault=True))
+    assert agent.expect(Ended).outcome == "user-error"
+    assert [msgspec.json.decode(each, type=JobStatus).phase for each in watching][-1] == "ended"
+
+
 def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):
     """Its host acknowledges that, or is known to be gone; a worker is not. What time it is there goes into the log."""
     says = queue.SimpleQueue()
@@ -817,13 +830,13 @@ def test_agents_are_sent_something_as_long_as_they_are_here(service, connect):
         pulses = (command for parcel in heard for command in map(decode_command, unpack(parcel)))
         for ahead_s in (math.nan, 3600.0):
             sent_s = next(pulses).sent_s
-            says.put(pack([encode(Pulsed(process=agent, clock="another", sent_s=sent_s, now_s=sent_s + ahead_s))]))
+            says.put(pack([encode(Pulsed(process=agent, clock=ANOTHER, sent_s=sent_s, now_s=sent_s + ahead_s))]))
         assert isinstance(next(pulses), Pulse)
-        says.put(pack([encode(Pulsed(process=process_of(None, 2), clock="liar", sent_s=sent_s, now_s=sent_s))]))
+        says.put(pack([encode(Pulsed(process=process_of(None, 2), clock=12 * "d", sent_s=sent_s, now_s=sent_s))]))
         assert all(isinstance(command, Pulse) for command in pulses), "it ends: who speaks for another is sent away"
     assert connect(A).expect(Attached)
     ((at, compared),) = [line for line in read_events(service.events) if isinstance(line[1], ClockCompared)]
-    assert (compared.mine, compared.other) == (this_clock(), "another")
+    assert (compared.mine, compared.other) == (this_clock(), ANOTHER)
     assert at + compared.ahead_s == pytest.approx(sent_s + 3600.0)
     assert 0 < compared.within_s < LIMIT_S
 

@@ -1,8 +1,11 @@
 """What one clock shows when another shows a time, by comparisons."""
 
+import subprocess
+import sys
+
 import pytest
 
-from holdfast.telemetry.clocks import Clocks, this_clock
+from holdfast.telemetry.clocks import Clocks, is_clock, this_clock
 from holdfast.telemetry.events import ClockCompared
 
 
@@ -58,6 +61,9 @@ def test_a_comparison_gives_way_to_one_soon_after_that_is_twice_as_good(clocks):
     assert told(clocks, 101.0, "a", "b") == pytest.approx(106.0), "it is long ago: the clock may have drifted since"
 
 
-def test_this_clock_is_the_same_for_all_processes_of_one_start():
-    assert this_clock() == this_clock()
-    assert len(this_clock()) == 12
+def test_all_processes_of_one_start_have_this_clock():
+    program = "from holdfast.telemetry.clocks import this_clock; print(this_clock())"
+    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert told.stdout.strip() == this_clock()
+    assert is_clock(this_clock())
+    assert not is_clock(this_clock() + "\n")

@@ -79,8 +79,11 @@ def led_elsewhere(run_dir: Path) -> bool:
     Raises:
         StorageError: it cannot be found out.
     """
-    if (url := _seen_by_others(run_dir)) is None:
-        return False
+    url = _seen_by_others(run_dir)
+    return url is not None and _is_led(url)
+
+
+def _is_led(url: str) -> bool:
     with contextlib.closing(open_chain(url)) as chain:
         return is_led(chain)
 
@@ -97,14 +100,15 @@ def _end_the_one_before(run_dir: Path) -> None:
     Raises:
         ConfigError: somebody does, or it cannot be found out.
     """
+    if (url := _seen_by_others(run_dir)) is None:
+        return
     try:
-        if led_elsewhere(run_dir):
+        if _is_led(url):
             raise ConfigError(
                 f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
                 "ended there (`holdfast inspect --follow` tells), or end its agents first"
             )
-        if (url := _seen_by_others(run_dir)) is not None:
-            end_attempt(url, SUPERSEDED, "it was begun anew")
+        end_attempt(url, SUPERSEDED, "it was begun anew")
     except StorageError as error:
         raise ConfigError(
             f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}; if it cannot, as that "

@@ -14,12 +14,13 @@ from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError, StorageError, describe_exit
 from holdfast.plain import one_line
 from holdfast.runtime.launch.briefing import Briefing
+from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.children import Child
 from holdfast.runtime.node.entries import DIGEST
 from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.storage.blobs import open_store
 
-__all__ = ["JobOutcome", "await_scripts", "delete_logs", "outcome_of", "tell_preempted", "with_hashes"]
+__all__ = ["JobOutcome", "delete_logs", "outcome_of", "tell_preempted", "with_hashes"]
 
 _WHY = 200
 _HASHED_PER_S = 10e6
@@ -52,9 +53,17 @@ class JobOutcome:
     scripts_failed: tuple[str, ...] = ()
 
 
-def outcome_of(ended: Ended, *, last: Progress | None, restarts: int, resumed_from: int | None) -> JobOutcome:
-    """Returns how a job ended, by what the coordinator said; the rest is as in :class:`JobOutcome`."""
-    return JobOutcome(
+def outcome_of(briefing: Briefing, ended: Ended, agent: NodeAgent, restarts: int, *, hashes: bool = True) -> JobOutcome:
+    """Returns how a job ended, once all is over that scripts do on this machine behind their loop.
+
+    Args:
+        briefing: what its processes were told.
+        ended: what the coordinator said.
+        agent: of this machine.
+        restarts: how often a coordinator of this machine died.
+        hashes: whether those of what was trained are to be computed.
+    """
+    outcome = JobOutcome(
         outcome=ended.outcome,
         detail=ended.detail,
         step=ended.step,
@@ -62,10 +71,18 @@ def outcome_of(ended: Ended, *, last: Progress | None, restarts: int, resumed_fr
         generations=ended.generations,
         lost_layers=ended.lost_layers,
         members=ended.members,
-        last=last,
+        last=agent.last,
         restarts=restarts,
-        resumed_from=resumed_from,
+        resumed_from=briefing.resumed_from,
     )
+    if ended.outcome != "done":
+        return outcome
+    if hashes:
+        outcome = with_hashes(outcome, agent.local, emulated=briefing.request.emulate is not None)
+    if briefing.job.loops:
+        failed = _await_scripts(ended.members, agent.group.newest, agent.local)
+        outcome = replace(outcome, scripts_failed=failed)
+    return outcome
 
 
 def tell_preempted(detail: str, checkpoint: int, run_dir: Path) -> str:
@@ -83,15 +100,7 @@ def tell_preempted(detail: str, checkpoint: int, run_dir: Path) -> str:
 
 
 def with_hashes(outcome: JobOutcome, local: LocalProcesses, *, emulated: bool) -> JobOutcome:
-    """Returns how a job ended, with the hashes of what was trained, if it was done.
-
-    Args:
-        outcome: how it ended.
-        local: starts the process that computes them.
-        emulated: whether its layers are digests already.
-    """
-    if outcome.outcome != "done":
-        return outcome
+    """Returns how a job ended that was done, with hashes of what was trained; ``emulated``: its layers are digests."""
     if emulated:
         return replace(outcome, weights_sha256=_emulated_digest(Path(outcome.directory)))
     try:
@@ -136,7 +145,7 @@ def _bytes_in(directory: Path) -> int:
         return 0
 
 
-def await_scripts(members: Iterable[WorkerId], newest: Iterable[Child], local: LocalProcesses) -> tuple[str, ...]:
+def _await_scripts(members: Iterable[WorkerId], newest: Iterable[Child], local: LocalProcesses) -> tuple[str, ...]:
     """Waits for what scripts do behind their loop: it takes as long as it takes.
 
     Returns the workers whose script failed there. One that was killed has not failed, if another came to its end.

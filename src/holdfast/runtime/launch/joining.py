@@ -26,8 +26,8 @@ from holdfast.parsing import parsing
 from holdfast.runtime.hardening import make_private
 from holdfast.runtime.launch.agents import agent_of, heard_of_leader, prepare_process, this_node
 from holdfast.runtime.launch.briefing import Brief, Briefing
-from holdfast.runtime.launch.directory import JOB_ID, SUPERSEDED
-from holdfast.runtime.launch.ending import JobOutcome, await_scripts, outcome_of, with_hashes
+from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, SUPERSEDED
+from holdfast.runtime.launch.ending import JobOutcome, outcome_of
 from holdfast.runtime.launch.ports import joined_ports
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.node.agent import NodeAgent
@@ -46,6 +46,8 @@ from holdfast.version import __version__
 __all__ = ["Joiner", "JoinRequest"]
 
 _STALE = 9
+_ENDS_NO_RUN = ("preempted", INTERRUPTED)
+"""Behind them another attempt is to go on, and the command that began the job sums nothing up either."""
 _AGAIN_S = 0.5
 """Between two times that nobody listens yet."""
 
@@ -129,7 +131,7 @@ class Joiner:
             _NextAttempt: this one is over, and another one has begun.
         """
         self._enter(brief)
-        briefing = self._own(brief, node.name)
+        briefing = self._own(brief, node)
         start_s, slots = briefing.job.control.start_s, self.request.slots
         with contextlib.ExitStack() as stack:
             briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
@@ -160,20 +162,13 @@ class Joiner:
                     ended = _followed(agent)
             finally:
                 self._addresses = agent.addresses  # those that people gave among them
-            log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
-            self._end(briefing, agent, ended, coordinators.supervisor.deaths)
+            if _is_current(briefing):
+                log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
+            led = ended.leader is not None and ended.leader.shares_agent(node) and ended.outcome not in _ENDS_NO_RUN
+            outcome = outcome_of(briefing, ended, agent, coordinators.supervisor.deaths, hashes=led)
+            if led and _is_current(briefing):
+                self.on_led(outcome, briefing.request)
             return ended
-
-    def _end(self, briefing: Briefing, agent: NodeAgent, ended: Ended, restarts: int) -> None:
-        """Does what is left to do: where a coordinator here has led to the end, also what is to be known of that."""
-        outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=briefing.resumed_from)
-        if agent.leads:
-            outcome = with_hashes(outcome, agent.local, emulated=briefing.request.emulate is not None)
-        if ended.outcome == "done" and briefing.job.loops:
-            failed = await_scripts(ended.members, agent.group.newest, agent.local)
-            outcome = replace(outcome, scripts_failed=failed)
-        if agent.leads:
-            self.on_led(outcome, briefing.request)
 
     def _ask(self, limit_s: float) -> bytes:
         """What a coordinator says of the job, once there is one; unread.
@@ -228,7 +223,7 @@ class Joiner:
                 )
             self._pause(_AGAIN_S)
 
-    def _own(self, brief: Brief, name: str) -> Briefing:
+    def _own(self, brief: Brief, node: NodeId) -> Briefing:
         """The briefing, with what is this machine's own.
 
         Its processes write into the job's log if they have the clock by which that is written.
@@ -237,7 +232,7 @@ class Joiner:
         run_dir = briefing.request.run_dir
         events = briefing.request.events
         if brief.clock != (clock := this_clock()):
-            events = node_log(run_dir, name, clock)
+            events = node_log(run_dir, node, clock)
             make_private(events.parent)
         control = msgspec.structs.replace(briefing.job.control, tls=request.tls)
         host = request.host or _address_towards(self._addresses)
@@ -280,6 +275,11 @@ def _stand_by(coordinators: Coordinators, spec: CoordinatorSpec, teller: Teller)
             return f"{spec.host}:{found}"
     teller.say(f"no coordinator stands by here: {why}")
     return ""
+
+
+def _is_current(briefing: Briefing) -> bool:
+    """Whether nobody has begun another attempt in the run directory: what lies there is that one's then."""
+    return _text_of(briefing.request.run_dir / JOB_ID) == briefing.job_id
 
 
 def _text_of(path: Path) -> str:

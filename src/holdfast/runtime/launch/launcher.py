@@ -29,11 +29,9 @@ from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, TOKEN, end_attempt, take_directory
 from holdfast.runtime.launch.ending import (
     JobOutcome,
-    await_scripts,
     delete_logs,
     outcome_of,
     tell_preempted,
-    with_hashes,
 )
 from holdfast.runtime.launch.ports import Ports, ports_of
 from holdfast.runtime.launch.preflight import Machine, PreflightFindings, decide, going_on, preflight
@@ -305,12 +303,7 @@ class Launcher:
         if ended.outcome == "preempted":
             told = tell_preempted(ended.detail, agent.checkpoint, request.run_dir)
             raise Interrupted(self._signals.notice or signal.SIGTERM, told)
-        outcome = outcome_of(ended, last=agent.last, restarts=restarts, resumed_from=briefing.resumed_from)
-        outcome = with_hashes(outcome, self._local, emulated=request.emulate is not None)
-        if outcome.outcome == "done" and briefing.job.loops:
-            failed = await_scripts(outcome.members, agent.group.newest, self._local)
-            outcome = replace(outcome, scripts_failed=failed)
-        return outcome
+        return outcome_of(briefing, ended, agent, restarts)
 
 
 def _open_to_others(briefing: Briefing) -> None:

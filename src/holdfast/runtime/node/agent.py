@@ -130,11 +130,6 @@ class NodeAgent:
         """Where there are coordinators, as far as we were told; joined by commas."""
         return self._client.addresses
 
-    @property
-    def leads(self) -> bool:
-        """Whether a coordinator of this agent leads, as far as we know: it is the one that is spoken to."""
-        return self.addresses.split(",")[0] in self.coordinators
-
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Connects; when something went wrong, nobody waits for what is still to be sent."""
