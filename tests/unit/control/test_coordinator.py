@@ -798,8 +798,8 @@ def test_an_agent_is_told_what_the_job_is_before_it_takes_part(service):
 def test_whoever_has_the_jobs_token_is_told_how_the_job_is(service, connect):
     """It is what people were given; no worker's share of the token of this attempt will do."""
     connect(None)
-    connect(A)
-    connect(B).expect(Attached)
+    for client in [connect(A), connect(B)]:
+        client.expect(Attached)
     status = msgspec.json.decode(ask(STATUS, service.address, INVITATION), type=JobStatus)
     assert (status.job, status.phase, status.steps, status.workers) == ("small", "forming", 3, 2)
     assert [(node.name, node.workers) for node in status.nodes] == [(NODE.name, ("0.0", "1.0"))]
