@@ -84,7 +84,8 @@ class ControlClient:
         hello: makes what a stream begins with; called in the reading thread.
         on_command: called in the reading thread with every command.
         on_closed: called in the reading thread once, at the end: with None at a normal end, else with ConfigError (the
-            token was refused) or CoordinatorUnavailable (there was no coordinator for ``reattach_s``).
+            token was refused, and nobody else has answered) or CoordinatorUnavailable (there was no coordinator for
+            ``reattach_s``).
         reattach_s: seconds without a coordinator after which it is given up.
         clock: seconds that this process has run: none are held against the coordinator while we were stopped.
         tls: certificates; None connects in the clear.
@@ -125,6 +126,8 @@ class ControlClient:
         self._away_since = 0.0
         self._heard = False
         """Whether the last stream said anything, and no new one was tried since."""
+        self._strangers: set[str] = set()
+        """Where our token was refused since one of ours was heard last."""
         self._reader = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
@@ -158,9 +161,15 @@ class ControlClient:
 
     def _run(self) -> None:
         problem = self._attend()
-        while isinstance(problem, CoordinatorUnavailable) and self._await_listener():
+        while problem is not None and not self._is_final(problem) and self._await_listener():
             problem = self._attend()
         self._on_closed(problem)
+
+    def _is_final(self, problem: Problem) -> bool:
+        """Whether all have refused our token: where a coordinator was that is dead, a stranger may listen by now."""
+        if isinstance(problem, ConfigError):
+            self._strangers.add(self._address)
+        return self._strangers.issuperset(self._addresses)
 
     def _attend(self) -> Problem:
         """Keeps one stream to its end; returns why it ended, None if the coordinator ended it in good order."""
@@ -171,6 +180,7 @@ class ControlClient:
             try:
                 for data in attach(outgoing, metadata=((TOKEN_KEY, self._token),)):
                     self._heard = True
+                    self._strangers.clear()
                     for command in map(decode_command, unpack(data)):
                         self._take(command)
             except grpc.RpcError as error:
@@ -211,7 +221,7 @@ class ControlClient:
             else:
                 time.sleep(RETRY_S)
                 self._addresses.rotate(-1)
-            if listening := _listening(self._addresses):
+            if listening := sorted(_listening(self._addresses), key=self._strangers.__contains__):  # strangers last
                 self._addresses.rotate(-self._addresses.index(listening[0]))
                 return True
         return False
@@ -244,22 +254,21 @@ def watch(address: str, token: str, tls: Tls | None = None) -> Iterator[bytes]:
 def _answers(
     what: str, address: str, token: str, tls: Tls | None, *, says: tuple[bytes, ...], limit_s: float | None
 ) -> Iterator[bytes]:
-    credentials, problem = channel_credentials(tls) if tls else None, CoordinatorUnavailable("nobody was asked")
+    credentials = channel_credentials(tls) if tls else None
+    problems: list[ConfigError | CoordinatorUnavailable] = []
     for each in address.split(","):
         if not _listening((each,)):
-            problem = CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}")
+            problems.append(CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}"))
             continue
         with _opened(each, credentials, _OPTIONS) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{what}")
             try:
                 yield from call(iter(says), metadata=((TOKEN_KEY, token),), timeout=limit_s)
             except grpc.RpcError as error:
-                if isinstance(explained := _explained(each, error), ConfigError):
-                    raise explained from None
-                problem = explained
+                problems.append(_explained(each, error))
             else:
                 return
-    raise problem
+    raise next((each for each in problems if isinstance(each, ConfigError)), problems[-1])
 
 
 def _opened(

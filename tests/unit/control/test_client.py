@@ -63,19 +63,19 @@ if stored:
 log = EventLog(folder + "/events")
 coordinator = Coordinator(membership=state, leading=leading, log=log, clock=time.monotonic, awake=time.monotonic)
 tell = lambda port: print(port, flush=True)
-asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token="t", ready=tell))
+asyncio.run(serve(coordinator, host="127.0.0.1", port=port, token=sys.argv[3], ready=tell))
 """
 
 
 class Server:
     """A coordinator that can be killed and started again, on the same port and with the same store."""
 
-    def __init__(self, folder):
-        self.folder, self.port = folder, 0
+    def __init__(self, folder, token="t"):
+        self.folder, self.port, self.token = folder, 0, token
         self.start()
 
     def start(self):
-        command = [sys.executable, "-c", SERVER, str(self.folder), str(self.port)]
+        command = [sys.executable, "-c", SERVER, str(self.folder), str(self.port), self.token]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.port = int(self.process.stdout.readline())
 
@@ -88,11 +88,11 @@ class Server:
 class Peer:
     """A worker, or the agent, that says what the test lets it say."""
 
-    def __init__(self, port, worker, reattach_s=20.0, hello=None):
+    def __init__(self, port, worker, reattach_s=20.0, hello=None, address=""):
         self.hello = hello or Hello(worker=worker, process=process_of(worker, 1))
         self.commands, self.closed = queue.SimpleQueue(), queue.SimpleQueue()
         self.client = ControlClient(
-            f"127.0.0.1:{port}",
+            address or f"127.0.0.1:{port}",
             "t",
             hello=lambda: self.hello,
             on_command=self.commands.put,
@@ -215,6 +215,26 @@ def test_without_a_coordinator_it_gives_up_in_the_end(server, peers):
     server.kill()
     assert isinstance(peer.closed.get(timeout=LIMIT_S), CoordinatorUnavailable)
     server.start()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stranger_at_the_port_of_one_that_is_dead_does_not_end_it(server, tmp_path, first):
+    """As where ports are free ones: another job's coordinator may be given it. Two that refuse are strangers both."""
+    with contextlib.ExitStack() as stack:
+        strangers = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            strangers.append(Server(tmp_path / name, token="another"))
+            stack.callback(strangers[-1].kill)
+        where = [f"127.0.0.1:{each.port}" for each in ((strangers[0], server) if first else (server, strangers[0]))]
+        peer = Peer(server.port, A, address=",".join(where))
+        peer.expect(Attached)
+        server.kill()
+        server.start()
+        peer.expect(Attached)
+        peer.client.close()
+        lost = Peer(server.port, A, address=",".join(f"127.0.0.1:{each.port}" for each in strangers))
+        assert "wrong or missing job token" in str(lost.closed.get(timeout=LIMIT_S))
 
 
 def test_closing_does_not_wait_for_one_that_is_away(server, peers):
