@@ -73,13 +73,17 @@ class Job(DecidedJob):
         return [each.node or each.to for each in self.tells if isinstance(each.command, kind)]
 
 
-@pytest.fixture
-def job():
-    """All run, each pipeline on a node of its own."""
+def begun_on_three_nodes():
+    """A job all of whose workers run, each pipeline on a node of its own."""
     made = Job(PLAN, strategy="adaptive")
     made.state = made.blank
     made.give(*map(agent, NODES))
     return made.give(*(Hello(worker=worker, process=process(worker)) for worker in PLAN.workers)).agreed(0)
+
+
+@pytest.fixture
+def job():
+    return begun_on_three_nodes()
 
 
 def test_a_process_is_ended_by_the_agent_of_its_node(job):

@@ -4,10 +4,21 @@ from dataclasses import replace
 
 import pytest
 from tests.processes import NODE
-from tests.unit.control.test_agents import ELSEWHERE, NODES, PLAN, THERE, W10, W20, Job, agent, died, gone, process
+from tests.unit.control.test_agents import (
+    ELSEWHERE,
+    PLAN,
+    THERE,
+    W10,
+    W20,
+    Job,
+    agent,
+    begun_on_three_nodes,
+    died,
+    gone,
+)
 
 from holdfast.control.membership import Tell
-from holdfast.control.messages import Hello, StepDone, Told, WorkerOffer
+from holdfast.control.messages import StepDone, Told, WorkerOffer
 from holdfast.control.status import FailureStatus, Lately, status_of
 from holdfast.telemetry.events import Detected
 
@@ -16,11 +27,7 @@ WORKERS = tuple(map(str, PLAN.workers))
 
 @pytest.fixture
 def job():
-    """All run, each of three pipelines on a node of its own."""
-    made = Job(PLAN, strategy="adaptive")
-    made.state = made.blank
-    made.give(*map(agent, NODES))
-    return made.give(*(Hello(worker=worker, process=process(worker)) for worker in PLAN.workers)).agreed(0)
+    return begun_on_three_nodes()
 
 
 def told_of(job, now=0.0):
