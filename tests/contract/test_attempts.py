@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.waiting import LIMIT_S, until
 
-from holdfast.control.chain.leading import end_for_good, is_led, lead, show_life
+from holdfast.control.chain.leading import end_for_good, is_led, lead, leads_at, show_life
 from holdfast.control.chain.opening import open_chain
 from holdfast.control.membership import GridState, StoredDecision
 from holdfast.control.messages import Ended
@@ -39,11 +39,15 @@ def chain(request, tmp_path):
 
 def test_who_gives_signs_of_life_leads(chain):
     assert not is_led(chain), "nobody ever did"
-    one, deposed = leading(chain, "a"), threading.Event()
-    thread = threading.Thread(target=show_life, args=(one, deposed.set), daemon=True)
+    assert leads_at(chain) == ""
+    one, deposed, listens = leading(chain, "a"), threading.Event(), []
+    thread = threading.Thread(target=show_life, args=(one, deposed.set, lambda: "".join(listens)), daemon=True)
     thread.start()
     until(lambda: chain.said() is not None)
+    assert leads_at(chain) == "", "it does not listen yet"
     assert is_led(chain)
+    listens.append("n1:7000")
+    until(lambda: leads_at(chain) == "n1:7000")
     while not deposed.is_set():  # its sign and that of one who leads later may cross
         chain.say(msgspec.json.encode({"number": 9, "by": 16 * "b", "count": 0}))
         deposed.wait(chain.beat_s / 10)

@@ -24,6 +24,7 @@ from holdfast.config.load import dump_job
 from holdfast.control.certificates import make_certificates
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.isolation import Networks
+from holdfast.runtime.launch.agents import this_node
 from holdfast.telemetry.events import CoordinatorReady, Detected, JobEnded, Notice, StepOps, Synced, WorkerReady
 from holdfast.telemetry.report import report
 from holdfast.telemetry.story import read_story
@@ -55,19 +56,17 @@ class Cluster:
         found = re.search(r"by: holdfast (agent .*) --slots N", self.said("head"))
         return found and found[1].split()
 
-    def tried_again(self, command, *words):
-        """What the command that begins the job ends with."""
-        again = self._start("again", self.networks.hub, command, "--run-dir", self.run_dir, *words)
-        return again.wait(LIMIT_S)
+    def again(self, name, command, *words):
+        """Starts a command that begins the job once more."""
+        return self._start(name, self.networks.hub, command, "--run-dir", self.run_dir, *words)
 
     def followed(self):
         """Somebody who looks at the run directory until the job ends."""
         return self._start("follower", None, "inspect", self.run_dir, "--follow")
 
     def status(self, node):
-        """How the job is, asked from a node, of all coordinators that have said where they are."""
-        where = [*re.findall(r"stands by at ([\d.:]+)", self.story()), self.invitation[2]]
-        words = ("status", ",".join(where), *self.invitation[3:], "--format", "json")
+        """How the job is, asked from a node, of whoever leads, as the run directory says."""
+        words = ("status", self.run_dir, "--format", "json")
         assert self._start("status", self.networks.node(node), *words).wait(LIMIT_S) == 0, self.story()
         return json.loads(self.said("status"))
 
@@ -168,6 +167,7 @@ def test_nodes_die_and_come(apart, small, runs):
     killed, cut = (apart.join(2, node) for node in range(2))
     for name in ("node-0", "node-1"):
         until(lambda name=name: "takes part" in apart.said(name), apart.story, apart.head)
+    apart.invitation = ["agent", "--coordinator", str(apart.run_dir)]
     last = apart.join(4, 2, clock=an_hour_ahead())
     apart.ran(3)
     networks = {Path(f"/proc/{event.pid}/ns/net").readlink() for event in apart.events(WorkerReady)}
@@ -311,8 +311,8 @@ def test_a_machine_that_computes_other_bits_is_refused(cluster, small, monkeypat
 def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     """Its coordinator and two workers with it: another one leads, on a node with room for the two.
 
-    The same command, as somebody may start it again by itself, is refused while the job goes on: one of its workers is
-    stopped meanwhile. All agents have clocks of their own.
+    The same command, as somebody may start it again by itself, takes part in the job while that goes on, or is refused
+    if it has no room for workers: one of its workers is stopped meanwhile. All agents have clocks of their own.
     """
     options = ("--set", LONGER, "--set", "control.insecure=true", "--set", "control.hang_s=200")
     apart.begin("train", small, "--listen", apart.networks.hub.host, "--slots", 2, *options)
@@ -325,19 +325,22 @@ def test_the_machine_where_the_job_was_begun_dies(apart, small, runs):
     names = ("node-0", "node-1")
     stopped = psutil.Process(next(each.pid for each in apart.events(WorkerReady) if each.node in names))
     stopped.suspend()
-    command = ("train", small, "--listen", apart.networks.hub.host, "--resume", "auto", *options)
-    assert apart.tried_again(*command) == 2, apart.story()
-    assert "its job goes on, led by a coordinator on another machine" in apart.said("again")
+    command = (small, "--listen", apart.networks.hub.host, "--resume", "auto", *options)
+    assert apart.again("without", "coordinator", *command).wait(LIMIT_S) == 2, apart.story()
+    assert "its job goes on, led by a coordinator on another machine" in apart.said("without")
+    again = apart.again("again", "train", *command, "--slots", 2)
+    until(lambda: "takes part in job small, with room for 2" in apart.said("again"), apart.story, again)
     follower = apart.followed()
     until(lambda: "running (led from another machine)" in apart.said("follower"), apart.story, follower)
     status = apart.status(node=1)
-    assert (status["workers"], {node["name"] for node in status["nodes"]}) == (6, {"node-0", "node-1"})
+    nodes = {node["name"]: node["room"] for node in status["nodes"]}
+    assert (status["workers"], nodes) == (6, {"node-0": 0, "node-1": 0, this_node().name: 2})
     lost = {event.worker for event in apart.events(Detected)}
     assert [{*each["workers"]} for each in status["failures"]] == [lost]
     assert len(status["alive"]) == 4, "those that come have no state yet"
     assert not lost & {*status["alive"]}
     stopped.resume()
-    assert [each.wait(LIMIT_S) for each in agents] == [0, 0], apart.story()
+    assert [each.wait(LIMIT_S) for each in (*agents, again)] == [0, 0, 0], apart.story()
     healthy = runs.healthy("small", (LONGER,))
     assert digest_run(apart.run_dir / "final").weights_sha256 == healthy.weights_sha256
     assert len({event.worker for event in apart.events(Detected)}) == 2

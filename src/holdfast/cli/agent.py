@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from holdfast.cli.arguments import add_coordinator, coordinator_from, whole_number
-from holdfast.cli.train import EventLines
+from holdfast.cli.arguments import add_coordinator, reach_from, whole_number
+from holdfast.cli.lines import EventLines
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.join import join
 from holdfast.runtime.launch.joining import JoinRequest
 from holdfast.runtime.node.signals import Interrupted
 
-__all__ = ["add_agent_parser"]
+__all__ = ["add_agent_parser", "take_part"]
 
 _DO_NOT_START_AGAIN = 93
 _WELL = ("done", "preempted")
@@ -51,16 +51,14 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def run(args: argparse.Namespace) -> int:
     """Takes part until the job has ended; returns the exit code."""
     outlast_readers()
-    coordinator, token, tls = coordinator_from(args)
-    request = JoinRequest(
-        coordinator=coordinator,
-        token=token,
-        slots=args.slots,
-        node=args.node,
-        host=args.host,
-        tls=tls,
-    )
-    lines = EventLines(quiet=args.quiet)
+    find = reach_from(args)
+    request = JoinRequest(where=args.coordinator, find=find, slots=args.slots, node=args.node, host=args.host)
+    return take_part(request, quiet=args.quiet)
+
+
+def take_part(request: JoinRequest, *, quiet: bool) -> int:
+    """Is the agent of this machine until the job has ended; returns the exit code."""
+    lines = EventLines(quiet=quiet)
     try:
         ended = join(request, on_event=lines.tell)
     except Interrupted as interruption:

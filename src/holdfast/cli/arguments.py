@@ -8,22 +8,25 @@ import os
 import re
 import sys
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from pathlib import Path
 
 from holdfast.config.job import Tls
+from holdfast.control.reach import Reach
 from holdfast.control.token import is_token
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
+from holdfast.runtime.launch.reaching import reach_in
 
 __all__ = [
     "above_0",
     "add_coordinator",
     "add_overrides",
     "check_address",
-    "coordinator_from",
     "from_0",
     "grid_shape",
     "hours",
+    "reach_from",
     "token_from",
     "whole_number",
     "worker_names",
@@ -58,7 +61,7 @@ def check_address(what: str, address: str) -> None:
 
 
 def add_coordinator(parser: argparse.ArgumentParser, flag: str = "coordinator") -> None:
-    """Adds the arguments that say how the coordinators of a job are reached; see :func:`coordinator_from`.
+    """Adds the arguments that say how the coordinators of a job are reached; see :func:`reach_from`.
 
     Args:
         parser: of the command.
@@ -66,33 +69,43 @@ def add_coordinator(parser: argparse.ArgumentParser, flag: str = "coordinator") 
     """
     where = parser.add_argument(
         flag,
-        metavar="HOST:PORT",
-        help="where the job listens (`holdfast train --listen`); several joined by commas",
+        metavar="HOST:PORT|RUN_DIR",
+        help="where the job listens (`holdfast train --listen`), several joined by commas; or its run directory, in "
+        "which that is said",
     )
     where.required = True
     parser.add_argument(
-        "--token-file", metavar="FILE", help="holds the job's token (-: it is piped in; default: HOLDFAST_TOKEN)"
+        "--token-file",
+        metavar="FILE",
+        help="holds the job's token (-: it is piped in; default: HOLDFAST_TOKEN, else that in the run directory)",
     )
     parser.add_argument(
-        "--certs", metavar="DIR", help="what `holdfast certs` has made, if the job has certificates (control.tls)"
+        "--certs",
+        metavar="DIR",
+        help="what `holdfast certs` has made, if the job has certificates (control.tls; default: those that the job "
+        "in the run directory names)",
     )
 
 
-def coordinator_from(args: argparse.Namespace) -> tuple[str, str, Tls | None]:
-    """Returns where the coordinators of a job are, its token, and the certificates that are shown.
+def reach_from(args: argparse.Namespace) -> Callable[[], Reach]:
+    """Returns what finds out how the coordinators of a job are reached: again whenever none is there.
+
+    What it raises, see :func:`holdfast.runtime.launch.reaching.reach_in`.
 
     Raises:
         ConfigError: something of it is wrong, or there is no token.
     """
-    for address in args.coordinator.split(","):
-        check_address(f"coordinator {args.coordinator}", address)
-    token = token_from(args.token_file)
+    where, token, tls = args.coordinator, token_from(args.token_file), None
+    if args.certs is not None:
+        ca, cert, key = (str(Path(args.certs).absolute() / f"{name}.pem") for name in ("ca", "cert", "key"))
+        tls = Tls(ca=ca, cert=cert, key=key)
+    if "/" in where or Path(where).is_dir():
+        return partial(reach_in, Path(where).absolute(), token=token, tls=tls)
+    for address in where.split(","):
+        check_address(f"coordinator {where}", address)
     if not token:
         raise ConfigError("--token-file: expected a file with the job's token, or HOLDFAST_TOKEN in the environment")
-    if args.certs is None:
-        return args.coordinator, token, None
-    ca, cert, key = (str(Path(args.certs).absolute() / f"{name}.pem") for name in ("ca", "cert", "key"))
-    return args.coordinator, token, Tls(ca=ca, cert=cert, key=key)
+    return partial(Reach, addresses=where, token=token, tls=tls)
 
 
 def token_from(path: str | None, environ: MutableMapping[str, str] = os.environ) -> str:

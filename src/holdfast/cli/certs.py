@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from holdfast.control.certificates import make_certificates
+from holdfast.control.certificates import ANY_HOST, make_certificates
 from holdfast.errors import ConfigError
 
 __all__ = ["add_certs_parser"]
@@ -23,7 +23,8 @@ def add_certs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         dest="hosts",
         action="append",
         metavar="NAME",
-        help="a name or IP address that the coordinator is reached by; may be repeated; default 127.0.0.1",
+        help="a name or IP address that processes of the job are reached by; may be repeated (default: any: all of the "
+        "job's show this certificate, on whichever machine they are)",
     )
     parser.add_argument("--days", type=float, default=365.0, help="how long they are valid (default 365)")
     parser.set_defaults(run=run)
@@ -33,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Writes the files, prints the section of the job file that uses them and returns 0."""
     if not 0.0 < args.days <= _MAX_DAYS:  # also what is no number
         raise ConfigError(f"--days: expected more than 0 and at most {_MAX_DAYS:g}, got {args.days:g}")
-    ca, cert, key = make_certificates(Path(args.out), tuple(args.hosts or ["127.0.0.1"]), days=args.days)
+    ca, cert, key = make_certificates(Path(args.out), tuple(args.hosts or [ANY_HOST]), days=args.days)
     print(f"control:\n  tls: {{ca: {ca}, cert: {cert}, key: {key}}}")
     return 0

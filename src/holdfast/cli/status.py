@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from holdfast.cli.arguments import add_coordinator, coordinator_from, hours
+from holdfast.cli.arguments import add_coordinator, hours, reach_from
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import STATUS
 from holdfast.control.membership import Phase
@@ -44,11 +44,12 @@ def add_status_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Prints it once and returns 0; with ``--watch`` 0 at the end of the job, 1 if that is not seen."""
-    reach = coordinator_from(args)
+    find = reach_from(args)
     answered_at: float | None = None
     while True:
         try:
-            for answer in watch(*reach) if args.watch else (ask(STATUS, *reach),):
+            reach = find()
+            for answer in watch(reach) if args.watch else (ask(STATUS, reach),):
                 answered_at = time.monotonic()
                 status = _read(answer, args.coordinator)
                 _show(status, args)

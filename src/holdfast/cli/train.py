@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides, check_address, hours, token_from, whole_number
-from holdfast.cli.inspect import tell_checkpoint
-from holdfast.cli.ways_shown import tell_technique, tell_way
+from holdfast.cli.agent import take_part
+from holdfast.cli.arguments import add_overrides, check_address, token_from, whole_number
+from holdfast.cli.lines import ProgressLine
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
-from holdfast.control.messages import Progress
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, DecisionsLost, StateUnavailable, TooFewWorkers
-from holdfast.plain import one_line
+from holdfast.errors import ConfigError, DecisionsLost, StateUnavailable, StorageError, TooFewWorkers
 from holdfast.runtime.hardening import outlast_readers
+from holdfast.runtime.launch.directory import led_elsewhere
+from holdfast.runtime.launch.joining import JoinRequest
+from holdfast.runtime.launch.reaching import reach_in
 from holdfast.runtime.node.signals import Interrupted
-from holdfast.runtime.train import Summary, train
-from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing, Scheduled
+from holdfast.runtime.rundir import owner
+from holdfast.runtime.train import Summary, default_directory, train
 
 __all__ = [
-    "EventLines",
-    "ProgressLine",
     "add_coordinator_parser",
     "add_run_options",
     "add_train_parser",
     "describe",
-    "describe_preparing",
     "listening",
     "train_and_tell",
 ]
 
-_EVERY_S = 10.0
-_NAMED = 4
 _FAULT_HELP = (
     "KIND:TARGET@STEP[:POINT]; may be repeated. Of a worker: kill:1.2@5:backward, hang (stopped), stall (its thread is "
     "stuck), slow:1.2@5:3x, leave (told to go), suspend and wake (told to compute nothing, and to compute again), "
@@ -84,9 +81,10 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="auto|DIR|URL[@STEP]",
-        help="auto: begin, or go on with what the same command began, or stop if it is done; else go on from the "
-        "newest sound checkpoint of a run directory, a folder or s3://BUCKET/PREFIX, or from that "
-        "of STEP; the grid may be another one, the global batch may not",
+        help="auto: begin, or go on with what the same command began, or stop if that is done, or (with --listen) take "
+        "part in it as an agent does, if other machines go on with it; else go on from the newest sound checkpoint of "
+        "a run directory, a folder or s3://BUCKET/PREFIX, or from that of STEP; the grid may be another one, the "
+        "global batch may not",
     )
     parser.add_argument(
         "--accept",
@@ -161,6 +159,8 @@ def train_and_tell(
     """
     outlast_readers()
     token = token_from(args.token_file)
+    if (elsewhere := _elsewhere(job, args, token)) is not None:
+        return take_part(elsewhere, quiet=args.quiet)
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
@@ -205,6 +205,20 @@ def train_and_tell(
     return 0
 
 
+def _elsewhere(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | None:
+    """How to take part in what the same command has begun, if that goes on without the machine where it was begun."""
+    slots = job.most_workers if args.slots is None else args.slots
+    auto = (job.resume if args.resume is None else args.resume) == "auto"
+    if not auto or args.listen is None or not slots:
+        return None
+    run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
+    with contextlib.suppress(StorageError):  # where that cannot be found out, it is said why nothing begins
+        if owner(run_dir) is None and led_elsewhere(run_dir):
+            find = partial(reach_in, run_dir.absolute(), token=token, tls=job.control.tls)
+            return JoinRequest(where=str(run_dir), find=find, slots=slots, host=job.control.host)
+    return None
+
+
 def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str], then: Sequence[str]) -> str:
     """The command that goes on with a run that ended early; scheduled faults are not repeated."""
     options = [word for text in args.overrides for word in ("--set", text)]
@@ -214,110 +228,6 @@ def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str]
         options += ["--run-dir", resume]
         resume = "auto"
     return shlex.join([*words, *options, "--resume", resume, *then])
-
-
-class EventLines:
-    """Lines that tell what comes up; what is being prepared is one that is replaced.
-
-    Off a terminal: a new line whenever something else begins, and every ten seconds.
-    """
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
-        self._shown = 0.0
-        self._doing = ""
-        self._open = False
-
-    def tell(self, event: Event) -> None:
-        """Tells what came up: what is being prepared in the line that is replaced, all else in one that stays."""
-        if isinstance(event, Preparing):
-            self._prepare(event)
-        elif isinstance(event, Chosen | Scheduled):
-            if not self._quiet:
-                told = tell_way(event) if isinstance(event, Chosen) else tell_technique(event.technique, event.why)
-                self._stay(one_line(told))
-        elif text := event.text if isinstance(event, Notice) else tell_checkpoint(event):
-            self._stay(f"holdfast: {one_line(text)}")
-
-    def _stay(self, line: str) -> None:
-        fresh = "\r\x1b[K" if self._open else ""
-        print(f"{fresh}{line}", file=sys.stderr, flush=True)
-        self._open = False
-
-    def _prepare(self, event: Preparing) -> None:
-        now = time.monotonic()
-        due = self._terminal or event.text != self._doing or now - self._shown >= _EVERY_S
-        if not self._quiet and due:
-            self._doing, self._shown = event.text, now
-            self._print(describe_preparing(event))
-
-    def _print(self, text: str) -> None:
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-            self._open = True
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Ends the line."""
-        if self._open:
-            print(file=sys.stderr)
-            self._open = False
-
-
-class ProgressLine(EventLines):
-    """These, and one that tells step, loss, speed, workers alive and time left."""
-
-    def __init__(self, job: Job, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        self._started = JobStarted(
-            name=job.name,
-            workers=job.num_workers,
-            steps=job.train.steps,
-            samples_per_step=job.samples_per_step,
-            wall_time=0.0,
-        )
-        self._times: list[float] = []
-
-    def tell(self, event: Event) -> None:
-        """See EventLines.tell."""
-        if isinstance(event, JobStarted):
-            self._started = event
-        else:
-            super().tell(event)
-
-    def show(self, progress: Progress) -> None:
-        """Shows a step that was done."""
-        now = time.monotonic()
-        self._times = [*self._times[-19:], now]
-        last = progress.step == self._started.steps - 1
-        first = len(self._times) == 1
-        due = self._terminal or first or last or progress.omitted or now - self._shown >= _EVERY_S
-        if not self._quiet and due:
-            self._shown = now
-            self._print(self._text(progress))
-
-    def _text(self, progress: Progress) -> str:
-        steps = self._started.steps
-        loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
-        text = f"step {progress.step + 1}/{steps}  loss {loss}"
-        if len(self._times) > 1:
-            rate = (len(self._times) - 1) / (self._times[-1] - self._times[0])
-            left = round((steps - progress.step - 1) / rate)
-            text += f"  {rate * self._started.samples_per_step:.1f} samples/s  left {hours(left)}"
-        text += f"  workers {progress.alive}/{self._started.workers}"
-        text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
-        return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
-
-
-def describe_preparing(event: Preparing) -> str:
-    """Returns a line on what is done before the first step."""
-    much = f" ({event.done} of {event.of})" if event.of and event.missing else ""
-    waited = f", for {event.waited_s:.0f} s" if event.waited_s >= 1 else ""
-    some = ", ".join(event.missing[:_NAMED]) + (", ..." if len(event.missing) > _NAMED else "")
-    missing = f"; missing: {some}" if some and waited else ""
-    return f"{event.text}{much}{waited}{missing}"
 
 
 def describe(summary: Summary) -> str:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-__all__ = ["make_certificates"]
+__all__ = ["ANY_HOST", "make_certificates"]
+
+ANY_HOST = "any-host.holdfast.internal"
+"""Who has a certificate that is made out to this name may be called on any host."""
 
 _SKEW = datetime.timedelta(minutes=5)
 _DNS_NAME = re.compile(r"(\*\.)?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.ASCII | re.IGNORECASE)
@@ -26,7 +29,7 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365
 
     Args:
         folder: a new or empty folder; it becomes readable for its owner only, as the files are.
-        hosts: names or IP addresses that the coordinator is reached by.
+        hosts: names or IP addresses that its processes are reached by; :data:`ANY_HOST`: by any.
         days: how long they are valid.
 
     Returns:

@@ -38,6 +38,7 @@ from holdfast.control.messages import (
     parcels,
     unpack,
 )
+from holdfast.control.reach import Reach
 from holdfast.control.tls import channel_credentials
 from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
@@ -107,7 +108,7 @@ class ControlClient:
         impatient: bool = False,
         on_pulse: Callable[[Pulse], None] = lambda pulse: None,
     ) -> None:
-        self._tls = channel_credentials(tls) if tls else None
+        self._credentials = channel_credentials(tls) if tls else None
         self._given = tuple(address.split(","))
         self._addresses = deque(self._given)
         # A leader that is stopped closes no connection either; where another one may lead, we look for it soon.
@@ -173,7 +174,7 @@ class ControlClient:
 
     def _attend(self) -> Problem:
         """Keeps one stream to its end; returns why it ended, None if the coordinator ended it in good order."""
-        with _opened(self._address, self._tls, self._options) as channel:
+        with _opened(self._address, self._credentials, self._options) as channel:
             attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             outgoing = self._outbox.open(lambda: self._last_words or self._hello())
             self._heard = False
@@ -227,57 +228,59 @@ class ControlClient:
         return False
 
 
-def ask(what: str, address: str, token: str, tls: Tls | None = None) -> bytes:
-    """Returns what the coordinators at an address say to whoever people have given the job's token, unread.
+def ask(what: str, reach: Reach) -> bytes:
+    """Returns what the coordinators of a job say to whoever people have given its token, unread.
 
     Args:
         what: :data:`BRIEF`, for agents; or :data:`STATUS`, which only the one that leads can say.
-        address: ``host:port``; several, joined by commas, are tried in turn.
-        token: the job's.
-        tls: certificates; None asks in the clear.
+        reach: how they are reached.
 
     Raises:
-        ConfigError: the token was refused, or a certificate cannot be read.
+        ConfigError: the token was refused, where none can be a stranger; or a certificate cannot be read.
         CoordinatorUnavailable: none answers.
     """
-    return b"".join(_answers(what, address, token, tls, says=(), limit_s=_ANSWER_S))
+    return b"".join(_answers(what, reach, says=(), limit_s=_ANSWER_S))
 
 
-def watch(address: str, token: str, tls: Tls | None = None) -> Iterator[bytes]:
+def watch(reach: Reach) -> Iterator[bytes]:
     """Yields how the job is, unread, again and again, until it has ended or whoever leads leads no more.
 
     Args and errors are as for :func:`ask`; what was said before an error was yielded.
     """
-    return _answers(STATUS, address, token, tls, says=(b"watch",), limit_s=None)
+    return _answers(STATUS, reach, says=(b"watch",), limit_s=None)
 
 
-def _answers(
-    what: str, address: str, token: str, tls: Tls | None, *, says: tuple[bytes, ...], limit_s: float | None
-) -> Iterator[bytes]:
-    credentials = channel_credentials(tls) if tls else None
+def _answers(what: str, reach: Reach, *, says: tuple[bytes, ...], limit_s: float | None) -> Iterator[bytes]:
+    credentials = channel_credentials(reach.tls) if reach.tls else None
     problems: list[ConfigError | CoordinatorUnavailable] = []
-    for each in address.split(","):
+    for each in reach.addresses.split(","):
         if not _listening((each,)):
             problems.append(CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}"))
             continue
         with _opened(each, credentials, _OPTIONS) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{what}")
             try:
-                yield from call(iter(says), metadata=((TOKEN_KEY, token),), timeout=limit_s)
+                yield from call(iter(says), metadata=((TOKEN_KEY, reach.token),), timeout=limit_s)
             except grpc.RpcError as error:
                 problems.append(_explained(each, error))
             else:
                 return
-    raise next((each for each in problems if isinstance(each, ConfigError)), problems[-1])
+    refused = next((each for each in problems if isinstance(each, ConfigError)), None)
+    if refused is None or not reach.read:
+        raise refused or problems[-1]
+    raise CoordinatorUnavailable(f"{refused}; another job listens there by now, or the token is not this job's")
 
 
 def _opened(
-    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
+    address: str,
+    credentials: tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]] | None,
+    options: Sequence[tuple[str, int]],
 ) -> grpc.Channel:
     """Opens a channel; a socket in a folder that keeps others out is in the clear."""
     if credentials is None or address.startswith("unix:"):
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, credentials, options=options)
+    shown, name = credentials
+    return grpc.secure_channel(address, shown, options=[*options, *name])
 
 
 def _explained(address: str, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:

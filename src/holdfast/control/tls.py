@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from holdfast.config.job import Tls
+from holdfast.control.certificates import ANY_HOST
 from holdfast.errors import ConfigError
 
-__all__ = ["channel_credentials", "check_tls", "link_contexts", "server_credentials"]
+__all__ = ["channel_credentials", "check_tls", "is_for_any_host", "link_contexts", "server_credentials"]
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
@@ -19,10 +21,38 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
 
 
-def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """What a caller presents, and by whom the server must be certified."""
+def channel_credentials(tls: Tls) -> tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]:
+    """What a caller presents, and by whom the server must be certified; and options of the channel: for which name."""
     ca, cert, key = (_read(name, path) for name, path in _files(tls))
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    credentials = grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    return credentials, (("grpc.ssl_target_name_override", ANY_HOST),) if is_for_any_host(tls) else ()
+
+
+def is_for_any_host(tls: Tls) -> bool:
+    """Whether all processes of a job show this certificate, wherever they run: callers look for that, not for the host.
+
+    Raises:
+        ConfigError: a file cannot be read or used.
+    """
+    called, calls = _context(tls, ssl.PROTOCOL_TLS_SERVER), _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+    calls.check_hostname = False
+    try:
+        shown = _shake_hands(called, calls, None).getpeercert()
+    except (ssl.SSLError, ValueError):  # whoever is called finds out, and says so
+        return False
+    return ("DNS", ANY_HOST) in (shown or {}).get("subjectAltName", ())
+
+
+class _AnyHost(ssl.SSLContext):
+    """What callers present and demand where one certificate is shown on all hosts."""
+
+    def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
+        """See ssl.SSLContext.wrap_socket; the host's own name is of no account."""
+        return super().wrap_socket(*args, **{**more, "server_hostname": ANY_HOST})
+
+    def wrap_bio(self, *args: Any, **more: Any) -> ssl.SSLObject:
+        """See ssl.SSLContext.wrap_bio; the host's own name is of no account."""
+        return super().wrap_bio(*args, **{**more, "server_hostname": ANY_HOST})
 
 
 def link_contexts(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -31,9 +61,13 @@ def link_contexts(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     Raises:
         ConfigError: a file cannot be read or used.
     """
-    called, calls = _context(tls, ssl.PROTOCOL_TLS_SERVER), _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+    called, calls = _context(tls, ssl.PROTOCOL_TLS_SERVER), _calling(tls)
     called.num_tickets = 0  # a link is never resumed
     return called, calls
+
+
+def _calling(tls: Tls) -> ssl.SSLContext:
+    return _context(tls, ssl.PROTOCOL_TLS_CLIENT, _AnyHost if is_for_any_host(tls) else ssl.SSLContext)
 
 
 def check_tls(tls: Tls, host: str) -> None:
@@ -44,21 +78,24 @@ def check_tls(tls: Tls, host: str) -> None:
     """
     for name, path in _files(tls):
         _read(name, path)
-    server, client = _context(tls, ssl.PROTOCOL_TLS_SERVER), _context(tls, ssl.PROTOCOL_TLS_CLIENT)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (
-        server.wrap_bio(to_server, to_client, server_side=True),
-        client.wrap_bio(to_client, to_server, server_hostname=host),
-    )
     try:
-        for _ in range(4):  # more turns than a handshake has
-            for end in ends:
-                _advance(end)
+        _shake_hands(_context(tls, ssl.PROTOCOL_TLS_SERVER), _calling(tls), host)
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or error
         raise ConfigError(
             f"control.tls.cert: {tls.cert} is not accepted for {host}: {reason}; holdfast certs makes one that is"
         ) from None
+
+
+def _shake_hands(called: ssl.SSLContext, calls: ssl.SSLContext, host: str | None) -> ssl.SSLObject:
+    """Has one call the other, in memory, by the name of a host; returns the caller's end."""
+    to_called, to_caller = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = calls.wrap_bio(to_caller, to_called, server_hostname=host)
+    ends = (called.wrap_bio(to_called, to_caller, server_side=True), caller)
+    for _ in range(4):  # more turns than a handshake has
+        for end in ends:
+            _advance(end)
+    return caller
 
 
 def _advance(end: ssl.SSLObject) -> None:
@@ -68,8 +105,8 @@ def _advance(end: ssl.SSLObject) -> None:
         return
 
 
-def _context(tls: Tls, side: ssl._SSLMethod) -> ssl.SSLContext:
-    context = ssl.SSLContext(side)
+def _context(tls: Tls, side: ssl._SSLMethod, kind: type[ssl.SSLContext] = ssl.SSLContext) -> ssl.SSLContext:
+    context = kind(side)
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(tls.ca)

@@ -29,7 +29,7 @@ from holdfast.runtime.summary import Summary, done_before, events_of, summarise,
 from holdfast.telemetry.events import Event, Notice
 from holdfast.telemetry.report import report
 
-__all__ = ["Summary", "train"]
+__all__ = ["Summary", "default_directory", "train"]
 
 
 def train(
@@ -82,7 +82,7 @@ def train(
     """
     wanted = job.resume if resume is None else str(resume)
     auto = wanted == "auto"
-    directory = Path(run_dir) if run_dir is not None else _default_directory(job, auto=auto)
+    directory = Path(run_dir) if run_dir is not None else default_directory(job, auto=auto)
     accepted, planned = tuple(accept), tuple(faults)
     with Hearing() as hearing, RunDirLock(directory) as claim:
         on_event, on_progress = hearing.of(on_event), hearing.of(on_progress)
@@ -140,7 +140,8 @@ def _to_go_on_from(summary: Summary, resumed: str | None) -> str:
     return resumed or ""
 
 
-def _default_directory(job: Job, *, auto: bool) -> Path:
+def default_directory(job: Job, *, auto: bool) -> Path:
+    """Returns where a run is written if nothing is said; ``auto``: whether it may be another attempt at one."""
     return Path("runs") / (job.name if auto else f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import parse_job
 from holdfast.cli.arguments import hours
-from holdfast.cli.train import ProgressLine, describe_preparing
+from holdfast.cli.lines import ProgressLine, describe_preparing
 from holdfast.telemetry.events import Chosen, Notice, Preparing
 
 JOB = parse_job(

@@ -8,6 +8,7 @@ import pytest
 from holdfast.cli import status as at_status
 from holdfast.cli.main import main
 from holdfast.cli.status import tell_status
+from holdfast.control.reach import Reach
 from holdfast.control.status import FailureStatus, JobStatus, NodeStatus
 from holdfast.errors import CoordinatorUnavailable
 
@@ -83,13 +84,13 @@ class Answers:
     answers: list
     now: float = 0.0
 
-    def ask(self, what, *reach):
+    def ask(self, what, reach):
         assert what == "Status"
-        return next(self.watch(*reach))
+        return next(self.watch(reach))
 
-    def watch(self, address, token, tls):
+    def watch(self, reach):
         """Each coordinator says one thing, and leads no more."""
-        assert (address, token, tls) == ("h:7000", "a-token-of-the-job", None)
+        assert reach == Reach(addresses="h:7000", token="a-token-of-the-job")
         answer = self.answers.pop(0) if self.answers else CoordinatorUnavailable("nobody listens there")
         if isinstance(answer, Exception):
             raise answer
@@ -144,3 +145,8 @@ def test_nobody_to_ask_is_one_line(asked, capsys):
 def test_a_token_is_needed(capsys):
     assert main(["status", "h:7000"]) == 2
     assert "--token-file: expected a file with the job's token" in capsys.readouterr().err
+
+
+def test_in_a_directory_without_a_job_nobody_is_to_be_asked(tmp_path, capsys):
+    assert main(["status", str(tmp_path)]) == 2
+    assert f"holdfast: {tmp_path}: no coordinator has said there where it listens" in capsys.readouterr().err

@@ -64,6 +64,7 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
+from holdfast.control.reach import Reach
 from holdfast.control.status import JobStatus
 from holdfast.control.token import TOKEN_KEY, share
 from holdfast.core.excerpts import excerpts
@@ -786,13 +787,15 @@ def test_the_agent_is_told_who_is_awaited_and_who_is_lost(service, connect):
 
 def test_an_agent_is_told_what_the_job_is_before_it_takes_part(service):
     """By what people were given; not whoever has the token of this attempt, or a share of either."""
-    assert ask(BRIEF, service.address, INVITATION) == b"a brief"
-    assert ask(BRIEF, f"127.0.0.1:1,{service.address}", INVITATION) == b"a brief"
+    assert ask(BRIEF, Reach(addresses=service.address, token=INVITATION)) == b"a brief"
+    assert ask(BRIEF, Reach(addresses=f"127.0.0.1:1,{service.address}", token=INVITATION)) == b"a brief"
     for token in ("wrong", TOKEN, share(TOKEN, str(A)), share(INVITATION, str(A)), ""):
         with pytest.raises(ConfigError, match="wrong or missing job token"):
-            ask(BRIEF, service.address, token)
+            ask(BRIEF, Reach(addresses=service.address, token=token))
     with pytest.raises(CoordinatorUnavailable, match="nobody listens there"):
-        ask(BRIEF, "127.0.0.1:1", INVITATION)
+        ask(BRIEF, Reach(addresses="127.0.0.1:1", token=INVITATION))
+    with pytest.raises(CoordinatorUnavailable, match="another job listens there by now"):
+        ask(BRIEF, Reach(addresses=service.address, token="wrong", read=True))
 
 
 def test_whoever_has_the_jobs_token_is_told_how_the_job_is(service, connect):
@@ -800,18 +803,18 @@ def test_whoever_has_the_jobs_token_is_told_how_the_job_is(service, connect):
     connect(None)
     for client in [connect(A), connect(B)]:
         client.expect(Attached)
-    status = msgspec.json.decode(ask(STATUS, service.address, INVITATION), type=JobStatus)
+    status = msgspec.json.decode(ask(STATUS, Reach(addresses=service.address, token=INVITATION)), type=JobStatus)
     assert (status.job, status.phase, status.steps, status.workers) == ("small", "forming", 3, 2)
     assert [(node.name, node.workers) for node in status.nodes] == [(NODE.name, ("0.0", "1.0"))]
     for token in ("wrong", TOKEN, share(TOKEN, str(A))):
         with pytest.raises(ConfigError, match="wrong or missing job token"):
-            ask(STATUS, service.address, token)
+            ask(STATUS, Reach(addresses=service.address, token=token))
 
 
 def test_whoever_watches_is_told_again_and_again_and_sees_the_end(service, connect):
     agent, a = connect(None), connect(A)
     a.expect(Attached)
-    watching = watch(service.address, INVITATION)
+    watching = watch(Reach(addresses=service.address, token=INVITATION))
     phases = [msgspec.json.decode(next(watching), type=JobStatus).phase for _ in range(2)]
     assert phases == ["gathering"] * 2
     a.send(Failure(worker=A, process=process_of(A, 1), error="it", traceback="", user_fault=True))

@@ -2,9 +2,11 @@
 
 import asyncio
 import queue
+import socket
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -15,12 +17,12 @@ from tests.waiting import LIMIT_S
 from holdfast.cli.main import main
 from holdfast.config.job import Tls
 from holdfast.config.load import parse_job
-from holdfast.control.certificates import make_certificates
+from holdfast.control.certificates import ANY_HOST, make_certificates
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
 from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import Attached, Hello, encode, pack
-from holdfast.control.tls import channel_credentials, check_tls, server_credentials
+from holdfast.control.tls import channel_credentials, check_tls, link_contexts, server_credentials
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.recovery.rules import JobRules
@@ -119,7 +121,7 @@ def test_who_has_certificate_and_token_is_answered(service, ours):
 
 def test_a_certificate_without_the_token_is_refused(service, ours):
     assert isinstance(outcome(service, ours, token="wrong"), ConfigError)
-    with grpc.secure_channel(service.address, channel_credentials(ours)) as channel:
+    with grpc.secure_channel(service.address, channel_credentials(ours)[0]) as channel:
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
             iter([pack([encode(Hello(worker=A, process=process_of(A, 1)))])])
         )
@@ -203,6 +205,45 @@ def test_files_that_do_not_fit_are_named(ours, theirs, expired, tmp_path):
 def test_a_certificate_of_another_host_is_named(ours):
     with pytest.raises(ConfigError, match=r"not accepted for 10\.0\.0\.1: IP address mismatch"):
         check_tls(ours, "10.0.0.1")
+
+
+# One certificate for all hosts
+
+
+@pytest.fixture(scope="module")
+def anywhere(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("anywhere") / "certs"
+    assert main(["certs", "--out", str(folder)]) == 0
+    return Tls(**{name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")})
+
+
+def test_of_no_host_in_particular_it_is_good_for_all(tmp_path, anywhere):
+    for host in (HOST, "10.0.0.1", "n1.cluster"):
+        check_tls(anywhere, host)
+    service = Service(tmp_path, anywhere)
+    service.coordinator._agents_here.set()
+    assert outcome(service, anywhere) == Attached()
+    service.end()
+
+
+def test_of_no_host_in_particular_it_must_still_be_of_our_authority(tmp_path, anywhere, theirs, ours):
+    service = Service(tmp_path, theirs)
+    service.coordinator._agents_here.set()
+    assert isinstance(outcome(service, anywhere), CoordinatorUnavailable)
+    service.end()
+    with pytest.raises(ConfigError, match="is not accepted for n1"):
+        check_tls(changed(anywhere, ca=ours.ca), "n1")
+
+
+@pytest.mark.parametrize("host", [HOST, "10.0.0.1"])
+def test_links_look_for_that_name_too(anywhere, host):
+    called, calls = link_contexts(anywhere)
+    ends = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(called.wrap_socket, ends[0], server_side=True)
+        with calls.wrap_socket(ends[1], server_hostname=host) as secure, answer.result(LIMIT_S):
+            assert secure.server_hostname == ANY_HOST
+            assert secure.getpeercert()["subjectAltName"] == (("DNS", ANY_HOST),)
 
 
 # holdfast certs

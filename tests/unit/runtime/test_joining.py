@@ -66,7 +66,7 @@ def test_nothing_secret_is_told(told):
 
 def entering():
     """What looks about on this machine, once."""
-    return Joiner(request=JoinRequest(coordinator="127.0.0.1:1", token="t"), shared_s=0.0)._enter
+    return Joiner(request=JoinRequest(where="127.0.0.1:1", find=pytest.fail), shared_s=0.0)._enter
 
 
 @pytest.mark.parametrize("change", [lambda brief: b"", lambda brief: brief[:-1], lambda brief: brief + b"?"])

@@ -19,7 +19,7 @@ from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import Ended
 from holdfast.errors import CoordinatorUnavailable, CorruptBlob, HoldfastError, StoreAway
 
-__all__ = ["UNREAD", "Leading", "Stored", "end_for_good", "is_led", "lead", "show_life"]
+__all__ = ["UNREAD", "Leading", "Stored", "end_for_good", "is_led", "lead", "leads_at", "show_life"]
 
 UNREAD = 2**62
 """A number that no entry has: of who leads, to save what lives, though what was decided cannot be read."""
@@ -46,11 +46,15 @@ class Stored:
 
 
 class _Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sign of life: of who put the entry ``number`` when it began to lead; ``count`` tells one sign from the next."""
+    """A sign of life: of who put the entry ``number`` when it began to lead; ``count`` tells one sign from the next.
+
+    ``address``: where it listens; empty: that is not known yet.
+    """
 
     number: int
     by: str
     count: int
+    address: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,6 +244,16 @@ def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) 
     return known[0]
 
 
+def leads_at(chain: Chain) -> str:
+    """Returns where whoever leads, or led last, listens; empty: that is not known.
+
+    Raises:
+        StoreAway: the store cannot be used now.
+    """
+    said = _sign(chain.said())
+    return "" if said is None else said.address
+
+
 def is_led(chain: Chain) -> bool:
     """Whether somebody leads and gives signs of life; where the job has not ended, it may take seconds to know.
 
@@ -289,8 +303,14 @@ def _newest(chain: Chain) -> tuple[int, StoredDecision | None]:
     return (0, None) if found is None else (found.number, read_entry(found.body, str(chain)).decision)
 
 
-def show_life(leading: Leading, deposed: Callable[[], None]) -> None:
-    """Gives signs of life for as long as we lead, then calls ``deposed`` and returns. For a thread of its own."""
+def show_life(leading: Leading, deposed: Callable[[], None], address: Callable[[], str] = lambda: "") -> None:
+    """Gives signs of life for as long as we lead, then returns. For a thread of its own.
+
+    Args:
+        leading: how we lead.
+        deposed: called once another one leads.
+        address: returns where we listen; empty as long as we do not.
+    """
     chain = leading.chain
     if chain.beat_s is None:
         return
@@ -299,7 +319,7 @@ def show_life(leading: Leading, deposed: Callable[[], None]) -> None:
             said = _sign(chain.said())
             if said is not None and said.number > leading.first:  # of one who began to lead after us
                 break
-            chain.say(msgspec.json.encode(_Sign(leading.first, leading.by, count)))
+            chain.say(msgspec.json.encode(_Sign(leading.first, leading.by, count, address())))
             leading.shown_at = time.monotonic()
         time.sleep(chain.beat_s)
     deposed()

@@ -25,6 +25,7 @@ __all__ = [
     "decisions_of",
     "end_attempt",
     "led_elsewhere",
+    "seen_by_others",
     "take_directory",
 ]
 
@@ -79,7 +80,7 @@ def led_elsewhere(run_dir: Path) -> bool:
     Raises:
         StorageError: it cannot be found out.
     """
-    url = _seen_by_others(run_dir)
+    url = seen_by_others(run_dir)
     return url is not None and _is_led(url)
 
 
@@ -88,8 +89,8 @@ def _is_led(url: str) -> bool:
         return is_led(chain)
 
 
-def _seen_by_others(run_dir: Path) -> str | None:
-    """Where decisions are kept, if that is where coordinators of other machines see them."""
+def seen_by_others(run_dir: Path) -> str | None:
+    """Returns where the decisions of the newest attempt are kept, if coordinators of other machines see them there."""
     url = decisions_of(run_dir)
     return None if url == str(run_dir / DATABASE) else url
 
@@ -100,7 +101,7 @@ def _end_the_one_before(run_dir: Path) -> None:
     Raises:
         ConfigError: somebody does, or it cannot be found out.
     """
-    if (url := _seen_by_others(run_dir)) is None:
+    if (url := seen_by_others(run_dir)) is None:
         return
     try:
         if _is_led(url):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.config.job import Tls
 from holdfast.control.client import NOBODY, ask
 from holdfast.control.coordinator import BRIEF
 from holdfast.control.messages import Ended
+from holdfast.control.reach import Reach
 from holdfast.control.tls import check_tls
 from holdfast.control.token import REFUSAL, of_attempt
 from holdfast.core.nodes import NodeId
@@ -61,20 +61,19 @@ class JoinRequest:
     """What was asked for: an agent that takes part in a job which was begun on another machine.
 
     Attributes:
-        coordinator: ``host:port``; several joined by commas.
-        token: the job's.
+        where: what ``find`` goes by, for people.
+        find: returns how its coordinators are reached. Raises CoordinatorUnavailable while that is not known,
+            ConfigError if it will not be.
         slots: how many workers may run here, at least 1.
         node: the name of this machine, for people; empty: see :func:`holdfast.runtime.launch.agents.this_node`.
         host: the address that workers listen on; empty: that of the interface by which the coordinator is reached.
-        tls: certificates; None: connections are in the clear.
     """
 
-    coordinator: str
-    token: str = field(repr=False)
+    where: str
+    find: Callable[[], Reach]
     slots: int = 1
     node: str = ""
     host: str = ""
-    tls: Tls | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,13 +93,13 @@ class Joiner:
     on_led: Callable[[JobOutcome, RunRequest], None] = lambda outcome, request: None
     shared_s: float = 10.0
     _signals: Signals = field(default_factory=Signals)
-    _addresses: str = field(init=False)
-    """Where there are coordinators, as far as we were told; joined by commas."""
+    _known: tuple[str, ...] = ()
+    """Where there are coordinators, as far as any of them told us."""
     _teller: Teller = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing is started yet."""
-        self._teller, self._addresses = Teller(on_event=self.on_event), self.request.coordinator
+        self._teller = Teller(on_event=self.on_event)
 
     def run(self) -> Ended:
         """Takes part in the job to its end; no process of it is left on this machine when this returns or raises.
@@ -116,22 +115,22 @@ class Joiner:
         with self._signals.answered():
             limit_s = math.inf
             while True:
-                told = self._ask(limit_s)
+                reach, told = self._ask(limit_s)
                 brief = _read(told)
                 limit_s = brief.briefing.job.control.reattach_s
                 try:
-                    return self._take_part(brief, told, this_node(self.request.node))
+                    return self._take_part(reach, brief, told, this_node(self.request.node))
                 except _NextAttempt:
                     self._teller.say("the job was begun anew: its processes are ended, and it takes part in that")
 
-    def _take_part(self, brief: Brief, told: bytes, node: NodeId) -> Ended:
+    def _take_part(self, reach: Reach, brief: Brief, told: bytes, node: NodeId) -> Ended:
         """Does so once; whatever it has started is gone when this returns or raises.
 
         Raises:
             _NextAttempt: this one is over, and another one has begun.
         """
         self._enter(brief)
-        briefing = self._own(brief, node)
+        briefing = self._own(reach, brief, node)
         start_s, slots = briefing.job.control.start_s, self.request.slots
         with contextlib.ExitStack() as stack:
             briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
@@ -161,7 +160,7 @@ class Joiner:
                 with agent.attached():
                     ended = _followed(agent)
             finally:
-                self._addresses = agent.addresses  # those that people gave among them
+                self._known = tuple(agent.addresses.split(","))
             if _is_current(briefing):
                 log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
             led = ended.leader is not None and ended.leader.shares_agent(node) and ended.outcome not in _ENDS_NO_RUN
@@ -170,17 +169,18 @@ class Joiner:
                 self.on_led(outcome, briefing.request)
             return ended
 
-    def _ask(self, limit_s: float) -> bytes:
-        """What a coordinator says of the job, once there is one; unread.
+    def _ask(self, limit_s: float) -> tuple[Reach, bytes]:
+        """What a coordinator says of the job, once there is one, unread; and how it is reached.
 
         Raises:
             CoordinatorUnavailable: there was none for so long.
         """
-        request, until = self.request, time.monotonic() + limit_s
-        self._teller.prepare(f"waiting for the coordinator at {request.coordinator}")
+        until = time.monotonic() + limit_s
+        self._teller.prepare(f"waiting for the coordinator at {self.request.where}")
         while True:
             try:
-                told = ask(BRIEF, self._addresses, request.token, request.tls)
+                reach = self._found()
+                told = ask(BRIEF, reach)
             except CoordinatorUnavailable as error:
                 if error.args and NOBODY not in str(error):
                     self._teller.say_once(str(error), str(error))
@@ -188,8 +188,13 @@ class Joiner:
                     raise
             else:
                 self._teller.prepared()
-                return told
+                return reach, told
             self._pause(_AGAIN_S)
+
+    def _found(self) -> Reach:
+        """How coordinators are reached, those of which we were told before among them."""
+        reach = self.request.find()
+        return replace(reach, addresses=",".join(dict.fromkeys((*self._known, *reach.addresses.split(",")))))
 
     def _pause(self, seconds: float) -> None:
         """Waits a little; a signal ends that."""
@@ -223,27 +228,27 @@ class Joiner:
                 )
             self._pause(_AGAIN_S)
 
-    def _own(self, brief: Brief, node: NodeId) -> Briefing:
+    def _own(self, reach: Reach, brief: Brief, node: NodeId) -> Briefing:
         """The briefing, with what is this machine's own.
 
         Its processes write into the job's log if they have the clock by which that is written.
         """
-        request, briefing = self.request, brief.briefing
+        briefing = brief.briefing
         run_dir = briefing.request.run_dir
         events = briefing.request.events
         if brief.clock != (clock := this_clock()):
             events = node_log(run_dir, node, clock)
             make_private(events.parent)
-        control = msgspec.structs.replace(briefing.job.control, tls=request.tls)
-        host = request.host or _address_towards(self._addresses)
-        if request.tls is not None:
-            check_tls(request.tls, host)
+        control = msgspec.structs.replace(briefing.job.control, tls=reach.tls)
+        host = self.request.host or _address_towards(reach.addresses)
+        if reach.tls is not None:
+            check_tls(reach.tls, host)
         return replace(
             briefing,
             job=msgspec.structs.replace(briefing.job, control=control),
-            token=of_attempt(request.token, briefing.job_id),
-            invitation=request.token,
-            address=self._addresses,
+            token=of_attempt(reach.token, briefing.job_id),
+            invitation=reach.token,
+            address=reach.addresses,
             host=host,
             events=events,
         )

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -74,22 +74,20 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
     """
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is for the agent to answer
-    control, remarks = spec.job.control, Remarks()
+    control, remarks, listens = spec.job.control, Remarks(), _Listens(spec.host)
     log = EventLog(spec.events, complain=lambda kind, text: remarks.put((kind, text)))
     waiting = _Waiting(log)
-    make = partial(_coordinator, spec, log, remarks, waiting)
+    make = partial(_coordinator, spec, log, remarks, waiting, listens)
     try:  # where nobody else can lead, there is nothing to stand by for
         coordinator: Coordinator | Callable[[], Coordinator] = make() if is_database(spec.store) else make
     except StoreAway as error:  # such as a full disk: it is tried again for a while, if we were to go on
         answer.send_bytes(f"error control.store: {error}".encode())
         os._exit(2)
     gc.freeze()
-    listens = False
 
     def ready(port: int) -> None:
-        nonlocal listens
         answer.send_bytes(b"ok %d" % port)
-        listens = True
+        listens.port = port
 
     try:
         credentials = server_credentials(control.tls) if control.tls else None
@@ -108,7 +106,7 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
         )
         os._exit(0 if asyncio.run(service) else _SUPERSEDED)
     except (ConfigError, StorageError) as error:
-        if listens or isinstance(error, StorageError):  # while it stood by: whoever started it has its answer already
+        if listens() or isinstance(error, StorageError):  # while it stood by: its agent has its answer already
             _note(log, f"ends itself: {error}")
             os._exit(1)
         answer.send_bytes(b"error " + str(error).encode())
@@ -117,6 +115,17 @@ def run_coordinator(spec: CoordinatorSpec, answer: Connection) -> None:
 
 def _note(log: EventLog, text: str) -> None:
     log.write(time.monotonic(), Notice(worker="coordinator", text=text))
+
+
+@dataclass(slots=True)
+class _Listens:
+    """Where we listen; the port is 0 as long as we do not."""
+
+    host: str
+    port: int = 0
+
+    def __call__(self) -> str:
+        return f"{self.host}:{self.port}" if self.port else ""
 
 
 class _Waiting:
@@ -135,9 +144,11 @@ class _Waiting:
         return self._why
 
 
-def _coordinator(spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting: _Waiting) -> Coordinator:
+def _coordinator(
+    spec: CoordinatorSpec, log: EventLog, remarks: Remarks, waiting: _Waiting, listens: _Listens
+) -> Coordinator:
     """Returns, once it leads, one that begins the job, or goes on with what its store remembers."""
-    control, (leading, stored, unknown) = spec.job.control, _recall(spec, waiting)
+    control, (leading, stored, unknown) = spec.job.control, _recall(spec, waiting, listens)
     checkpoints = Checkpoints(open_store(spec.checkpoints), spec.job.checkpoint.keep)
     awake = AwakeClock()
     follows = spec.again or (leading is not None and leading.first > 1)
@@ -188,7 +199,9 @@ def _advisers(spec: CoordinatorSpec, log: EventLog) -> tuple[Adviser, ...]:
     return found
 
 
-def _recall(spec: CoordinatorSpec, waiting: _Waiting) -> tuple[Leading | None, StoredDecision | None, str]:
+def _recall(
+    spec: CoordinatorSpec, waiting: _Waiting, listens: _Listens
+) -> tuple[Leading | None, StoredDecision | None, str]:
     """The chain to go on with and the decision in force; or why neither is to be used: it was damaged, or exchanged."""
     by = secrets.token_hex(8)
     try:
@@ -202,7 +215,7 @@ def _recall(spec: CoordinatorSpec, waiting: _Waiting) -> tuple[Leading | None, S
         leading, stored = lead(chain, job=spec.rules.job, by=by, alone=alone, note=waiting.note, heard=heard)
     except CorruptBlob as error:
         unknown = str(error)
-    signs = partial(show_life, leading, lambda: os._exit(_SUPERSEDED))
+    signs = partial(show_life, leading, lambda: os._exit(_SUPERSEDED), listens)
     threading.Thread(target=signs, name="signs of life", daemon=True).start()
     return (None, None, unknown) if unknown else (leading, stored, "")
 
