@@ -17,6 +17,7 @@ from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
 from holdfast.cli.inspect import add_inspect_parser
+from holdfast.cli.launch import add_launch_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
 from holdfast.cli.reproduce import add_reproduce_parser
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_run_parser(commands)
     add_coordinator_parser(commands)
     add_agent_parser(commands)
+    add_launch_parser(commands)
     add_plan_parser(commands)
     add_templates_parser(commands)
     add_groups_parser(commands)

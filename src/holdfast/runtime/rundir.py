@@ -157,8 +157,8 @@ class RunDirLock:
             path.rename(target / path.name)
 
     def _check_no_strangers(self) -> None:
-        """An empty directory, or one with checkpoints only, is the beginning of a run."""
-        if any(path.name not in (*_BEGUN, "checkpoints", "decisions") for path in self._run_dir.iterdir()):
+        """An empty directory, or one with certificates or checkpoints only, is the beginning of a run."""
+        if any(path.name not in (*_BEGUN, "certs", "checkpoints", "decisions") for path in self._run_dir.iterdir()):
             raise ConfigError(
                 f"--run-dir {self._run_dir}: is not empty and holds no run; choose a new directory, nothing was "
                 "overwritten"

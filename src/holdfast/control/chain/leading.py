@@ -48,7 +48,7 @@ class Stored:
 class _Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sign of life: of who put the entry ``number`` when it began to lead; ``count`` tells one sign from the next.
 
-    ``address``: where it listens; empty: that is not known yet.
+    ``address``: where it listens, and others that stand by, joined by commas; empty: that is not known yet.
     """
 
     number: int
@@ -245,7 +245,7 @@ def _wait_for_silence(chain: Chain, calls: _Calls, heard: Callable[[], object]) 
 
 
 def leads_at(chain: Chain) -> str:
-    """Returns where whoever leads, or led last, listens; empty: that is not known.
+    """Returns where whoever leads, or led last, listens, and others stand by, joined by commas; "": it is not known.
 
     Raises:
         StoreAway: the store cannot be used now.
@@ -309,7 +309,7 @@ def show_life(leading: Leading, deposed: Callable[[], None], address: Callable[[
     Args:
         leading: how we lead.
         deposed: called once another one leads.
-        address: returns where we listen; empty as long as we do not.
+        address: returns where we listen, and others that stand by, joined by commas; empty as long as we do not.
     """
     chain = leading.chain
     if chain.beat_s is None:

@@ -119,13 +119,17 @@ def _note(log: EventLog, text: str) -> None:
 
 @dataclass(slots=True)
 class _Listens:
-    """Where we listen; the port is 0 as long as we do not."""
+    """Where we listen, and where all coordinators do that we know of; the port is 0 as long as we do not."""
 
     host: str
     port: int = 0
+    standbys: Standbys | None = None
 
     def __call__(self) -> str:
-        return f"{self.host}:{self.port}" if self.port else ""
+        if not self.port:
+            return ""
+        others = () if self.standbys is None else self.standbys.at.addresses
+        return ",".join(dict.fromkeys((f"{self.host}:{self.port}", *others)))
 
 
 class _Waiting:
@@ -172,6 +176,7 @@ def _coordinator(
     if unknown:
         remarks.put(("store", f"{unknown}: what lives is saved, and the job ends"))
         membership = replace(membership, past_lost=unknown, phase=Phase.REATTACHING)
+    listens.standbys = Standbys(control.coordinators)
     coordinator = Coordinator(
         membership=membership,
         recorded=() if stored is None else stored.recorded,
@@ -182,7 +187,7 @@ def _coordinator(
         awake=awake,
         committer=Committer(checkpoints=checkpoints, facts=spec.facts),
         directory=PeerDirectory(spec.token),
-        standbys=Standbys(control.coordinators),
+        standbys=listens.standbys,
         advisers=_advisers(spec, log),
         job=spec.job.name,
     )

@@ -1,0 +1,161 @@
+"""``holdfast launch``: has a batch system or a cluster run a job on its machines."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.cli.arguments import add_overrides, whole_number
+from holdfast.cli.run import job_of
+from holdfast.config.job import Job
+from holdfast.config.load import load_job
+from holdfast.errors import ConfigError
+from holdfast.launchers.slurm import SlurmJob, slurm_script
+from holdfast.runtime.train import default_directory
+
+__all__ = ["add_launch_parser"]
+
+
+def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``launch`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser(
+        "launch",
+        help="have a batch system run a job on several machines",
+        description="Writes a file that has a batch system start a job and its agents, says what it does with it, and "
+        "does it. The file is yours to read and to change. The run directory, and the folder in which this is called, "
+        "are to be seen on all machines.",
+    )
+    parser.add_argument("--on", required=True, choices=("slurm",), help="what starts the job; slurm: sbatch")
+    parser.add_argument(
+        "--slots", type=whole_number(1), metavar="N", help="workers on each node (default: grid.workers_per_node)"
+    )
+    parser.add_argument(
+        "--nodes", type=whole_number(1), metavar="N", help="nodes (default: as many as the job's workers need)"
+    )
+    parser.add_argument(
+        "--spare-nodes",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="so many more, whose room is used as soon as somebody is lost (default: 0)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=whole_number(1),
+        metavar="N",
+        help="how many processes run the script, if the job is a script of yours",
+    )
+    parser.add_argument("--run-dir", metavar="DIR", help="where the job writes, and goes on from (default: runs/NAME)")
+    parser.add_argument(
+        "--option",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="an option for sbatch, such as --option=--time=12:00:00; may be repeated",
+    )
+    parser.add_argument("--out", metavar="FILE", help="the file (default: NAME.slurm.sh)")
+    parser.add_argument("--dry-run", action="store_true", help="writes the file, and does nothing with it")
+    add_overrides(parser, "train.steps=1000")
+    parser.add_argument("job", metavar="JOB.yaml|SCRIPT", help="the job file; with --workers, a script of yours")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what the script is given")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file, has it submitted, and returns the exit code."""
+    job, command, then = _asked_for(args)
+    path = Path(args.out or f"{job.name}.slurm.sh")
+    run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
+    wanted = _slurm_job(args, job, run_dir.absolute(), (command, then))
+    _write(path, slurm_script(wanted))
+    told = f"{wanted.nodes} nodes with room for {wanted.slots} workers each, for {job.most_workers} workers"
+    print(f"{path}: {told}; the job writes into {run_dir}")
+    if wanted.notice_s is None:
+        print(
+            "holdfast: checkpoint.every is 0: if the allocation ends before the job, all is lost, so it is not queued "
+            "again",
+            file=sys.stderr,
+        )
+    words = ["sbatch", str(path)]
+    if args.dry_run:
+        print(f"submit it by: {shlex.join(words)}")
+        return 0
+    return _submit(words, run_dir)
+
+
+def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[str, ...]]:
+    """The job, the words of the command that begins it, and the last ones.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    overrides = [word for text in args.overrides for word in ("--set", text)]
+    if args.workers is None:
+        if args.arguments:
+            raise ConfigError(f"{args.arguments[0]}: a job file is given no arguments; expected --workers for a script")
+        return load_job(args.job, args.overrides), ("train", args.job, *overrides), ()
+    job = job_of(args.job, args.arguments, args.workers, args.overrides)
+    return job, ("run", "--workers", str(args.workers), *overrides), (args.job, *args.arguments)
+
+
+def _slurm_job(
+    args: argparse.Namespace, job: Job, run_dir: Path, words: tuple[tuple[str, ...], tuple[str, ...]]
+) -> SlurmJob:
+    slots = args.slots or job.grid.workers_per_node
+    nodes = args.nodes or -(-job.most_workers // slots)
+    if nodes * slots < job.num_workers:
+        raise ConfigError(
+            f"--nodes {nodes}, --slots {slots}: there is room for {nodes * slots} workers, and the job begins with "
+            f"{job.num_workers}; expected as many"
+        )
+    return SlurmJob(
+        name=job.name,
+        made_by=shlex.join(["holdfast", *sys.argv[1:]]),
+        folder=Path.cwd(),
+        run_dir=run_dir,
+        python=sys.executable,
+        command=words[0],
+        then=words[1],
+        nodes=nodes + args.spare_nodes,
+        slots=slots,
+        gpus=job.train.device == "cuda",
+        notice_s=job.checkpoint.on_sigterm if job.checkpoint_every else None,
+        certificates=job.control.tls is None and not job.control.insecure,
+        options=tuple(args.options),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes the file; one that is there and was changed stays.
+
+    Raises:
+        ConfigError: it cannot be written, or would be overwritten.
+    """
+    try:
+        if path.exists() and path.read_text() != text:
+            raise ConfigError(
+                f"{path}: is there, and is another one; submit it by sbatch, or remove it, or choose --out; it was not "
+                "overwritten"
+            )
+        path.write_text(text)
+        path.chmod(0o700)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _submit(words: list[str], run_dir: Path) -> int:
+    """Runs the command that submits it."""
+    if shutil.which(words[0]) is None:
+        raise ConfigError(f"{words[0]}: is not installed here; call it where it is: {shlex.join(words)}")
+    print(shlex.join(words), flush=True)
+    done = subprocess.run(words, check=False)
+    if done.returncode:
+        print(f"holdfast: {words[0]} has refused it, with exit code {done.returncode}", file=sys.stderr)
+        return 2
+    print(f"see how it goes by: holdfast status {run_dir}, or holdfast inspect --follow {run_dir}")
+    return 0

@@ -1,0 +1,156 @@
+"""A job on Slurm: the script that ``sbatch`` takes, for an allocation of which nodes may fail."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SlurmJob", "slurm_script"]
+
+_LEAST_NOTICE_S = 60
+_BEYOND_S = 60
+"""Slurm's signal may come this much late, and workers end after their checkpoint."""
+
+_TEXT = r"""#!/bin/bash
+# A job that goes on while nodes of its allocation fail. Made by: @MADE_BY@
+# It is yours to change. sbatch submits it, again and again: it goes on from its last checkpoint.
+@OPTIONS@
+holdfast=(@HOLDFAST@)
+run_dir=@RUN_DIR@
+slots=@SLOTS@  # workers on each node
+cd @FOLDER@ || exit
+@CERTIFICATES@
+# On each of the other nodes, in a step of its own, as one of several nodes can end when some of these fail: an agent,
+# which finds the job by its run directory. One that is killed is started again.
+take_part() {
+    local code=137
+    while [ "$code" -eq 137 ]; do
+        "${holdfast[@]}" agent --coordinator "$run_dir" --slots "$slots"
+        code=$?
+    done
+    if [ "$code" -eq 0 ] || [ "$code" -eq 93 ]; then
+        # The job has ended. If the node of this script is gone, nobody else gives the allocation back.
+        sleep 60
+        scancel "$SLURM_JOB_ID"
+    fi
+    return "$code"
+}
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    [ "$node" = "$SLURMD_NODENAME" ] || srun --nodelist="$node" --nodes=1 --ntasks=1 --cpus-per-task="$slots" \
+        --output="%x-%j-$node.log" --open-mode=append \
+        bash -c "$(declare -p holdfast run_dir slots); $(declare -f take_part); take_part" &
+done
+
+# On this node: the job is begun, or goes on where it was. If it is killed and others go on, this takes part as they do.
+begin() {
+@BEGIN@
+}
+pass_on() { kill -s "$1" "$begun"; }
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+code=137
+while [ "$code" -eq 137 ]; do
+    begin &
+    begun=$!
+    while kill -0 "$begun" 2> /dev/null; do  # a signal ends the wait, not the job
+        wait "$begun"
+        code=$?
+    done
+done
+@AGAIN@exit "$code"
+"""
+
+_CERTIFICATES = """
+# All processes of the job show this certificate, on whichever nodes they are.
+[ -e "$run_dir/certs/key.pem" ] || "${holdfast[@]}" certs --out "$run_dir/certs" || exit
+"""
+
+_AGAIN = """if [ "$code" -eq 138 ]; then
+    # There is a checkpoint: the time of this allocation is over, or Slurm wants it back. The job waits for another one.
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """What is to run, and on what.
+
+    Attributes:
+        name: of the job.
+        made_by: the command that is making the script, for people.
+        folder: where relative paths begin.
+        run_dir: where the job writes.
+        python: the interpreter that has Holdfast.
+        command: the words of ``holdfast`` that begin the job, without options of where it runs.
+        then: its last words, behind all options.
+        nodes: of the allocation.
+        slots: workers on each of them.
+        gpus: whether each worker computes on a GPU of its own.
+        notice_s: seconds that the checkpoint takes at most that is made before the time is over; None: none is made,
+            so the job is not queued again.
+        certificates: whether connections need certificates, and there are none yet.
+        options: more of ``sbatch``, such as ``--time=12:00:00``.
+    """
+
+    name: str
+    made_by: str
+    folder: Path
+    run_dir: Path
+    python: str
+    command: tuple[str, ...]
+    then: tuple[str, ...] = ()
+    nodes: int
+    slots: int
+    gpus: bool = False
+    notice_s: float | None = None
+    certificates: bool = True
+    options: tuple[str, ...] = ()
+
+
+def slurm_script(job: SlurmJob) -> str:
+    """Returns the script, for ``sbatch``.
+
+    The first node begins the job, and agents run on the others; a node that fails, the first one, too, is taken out of
+    the allocation, and the job goes on.
+    """
+    parts = {
+        "MADE_BY": job.made_by,
+        "OPTIONS": "\n".join(_options(job)),
+        "HOLDFAST": f"{shlex.quote(job.python)} -m holdfast",
+        "RUN_DIR": shlex.quote(str(job.run_dir)),
+        "SLOTS": str(job.slots),
+        "FOLDER": shlex.quote(str(job.folder)),
+        "CERTIFICATES": _CERTIFICATES if job.certificates else "",
+        "BEGIN": _begin(job),
+        "AGAIN": "" if job.notice_s is None else _AGAIN,
+    }
+    text = _TEXT
+    for name, part in parts.items():
+        text = text.replace(f"@{name}@", part)
+    return text
+
+
+def _options(job: SlurmJob) -> list[str]:
+    lines = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.slots}"]
+    if job.gpus:
+        lines.append(f"--gpus-per-node={job.slots}")
+    lines += ["--output=%x-%j.log", "--open-mode=append", "--no-kill  # nodes that fail do not end the job"]
+    if job.notice_s is None:
+        lines.append("--no-requeue  # it makes no checkpoints to go on from")
+    else:
+        seconds = max(_LEAST_NOTICE_S, math.ceil(job.notice_s)) + _BEYOND_S
+        lines += ["--requeue", f"--signal=B:USR1@{seconds}  # so long before the time is over, a checkpoint is made"]
+    return [f"#SBATCH {line}" for line in (*lines, *job.options)]
+
+
+def _begin(job: SlurmJob) -> str:
+    words = ['"${holdfast[@]}"', shlex.join(job.command), '--run-dir "$run_dir" --resume auto']
+    more = ['--listen "$(hostname)" --slots "$slots"']
+    if job.certificates:
+        files = ", ".join(f"{name}: '$run_dir/certs/{name}.pem'" for name in ("ca", "cert", "key"))
+        more.append(f'--set "control.tls={{{files}}}"')
+    lines = [" ".join(words), *more, *([shlex.join(job.then)] if job.then else [])]
+    return "    exec " + " \\\n        ".join(lines)

@@ -1,0 +1,152 @@
+"""A Slurm of several nodes on this machine: its real daemons, in a folder and on ports of their own."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+
+import psutil
+import pytest
+from tests.waiting import LIMIT_S, until
+
+__all__ = ["SlurmCluster", "needs_slurm"]
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+
+needs_slurm = pytest.mark.skipif(
+    os.getuid() != 0 or not all(map(shutil.which, PROGRAMS)),
+    reason="needs root and Slurm; Debian: apt-get install munge slurmctld slurmd slurm-client",
+)
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=10
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
+KillWait=2
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=16
+PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE
+"""
+
+
+class SlurmCluster:
+    """Nodes n0, n1 and so on, all idle once this is made. Commands find it by ``environment``."""
+
+    def __init__(self, folder, nodes):
+        self.folder, self.nodes = folder, [f"n{number}" for number in range(nodes)]
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self):
+        munge = self.folder / "munge"
+        munge.mkdir()
+        (munge / "key").write_bytes(os.urandom(1024))
+        (munge / "key").chmod(0o400)
+        places = {name: f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed")}
+        self._run("munged", "--foreground", "--force", f"--socket={munge}/socket", *places.values())
+        until((munge / "socket").exists, self.said, self._daemons[-1])
+        with contextlib.ExitStack() as stack:
+            free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(len(self.nodes) + 1)]
+            port, *ports = (each.getsockname()[1] for each in free)
+        (self.folder / "slurm.conf").write_text(
+            CONFIGURATION.format(
+                folder=self.folder,
+                host=socket.gethostname(),
+                port=port,
+                nodes=f"n[0-{len(self.nodes) - 1}]",
+                ports=f"[{','.join(map(str, ports))}]",
+            )
+        )
+        self._run("slurmctld", "-D", "-c")
+        for node in self.nodes:
+            self._run("slurmd", "-D", "-N", node)
+        until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), self.said)
+
+    def _run(self, *words):
+        with (self.folder / "daemons.txt").open("ab") as out:
+            self._daemons.append(subprocess.Popen(words, env=self.environment, stdout=out, stderr=out))
+
+    def said(self):
+        return (self.folder / "daemons.txt").read_text()[-3000:]
+
+    def ask(self, *words, check=True):
+        """What a command of Slurm says."""
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S)
+        assert not check or done.returncode == 0, f"{words}: {done.stderr}{self.said()}"
+        return done.stdout.strip()
+
+    def states(self):
+        """The state of each node, once there are any."""
+        return dict(line.split() for line in self.ask("sinfo", "-hN", "-o", "%N %T", check=False).splitlines())
+
+    def job_states(self):
+        """The state of each job that has not ended."""
+        return dict(line.split() for line in self.ask("squeue", "-h", "-o", "%i %T").splitlines())
+
+    def processes_of(self, node):
+        """Those of jobs on a node, and Slurm's own there."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURMD_NODENAME") != node:
+                    continue
+                if process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]:
+                    found += [process, *(each for each in process.parents() if each.name().startswith("slurmstepd"))]
+        return set(found)
+
+    def kill_node(self, node):
+        """The node is gone, with all that runs there; Slurm is told, which otherwise finds out in minutes."""
+        self._daemons[2 + self.nodes.index(node)].kill()
+        found = self.processes_of(node)
+        assert found, "something runs there"
+        while found:  # what is about to be started, too
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            found = self.processes_of(node)
+        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
+
+    def close(self):
+        """Ends all jobs and daemons, with what they have started."""
+        with contextlib.suppress(AssertionError):
+            if self.job_states():
+                self.ask("scancel", "--full", "--signal=KILL", *self.job_states())
+        for node in self.nodes:
+            for process in self.processes_of(node):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        for daemon in reversed(self._daemons):
+            daemon.kill()
+            daemon.wait(LIMIT_S)
+
+
+@pytest.fixture
+def slurm(tmp_path_factory):
+    """Makes a cluster of so many nodes."""
+    with contextlib.ExitStack() as stack:
+
+        def make(nodes):
+            return stack.enter_context(contextlib.closing(SlurmCluster(tmp_path_factory.mktemp("slurm"), nodes)))
+
+        yield make
