@@ -15,6 +15,7 @@ from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.errors import ConfigError
 from holdfast.launchers.slurm import SlurmJob, slurm_script
+from holdfast.plain import one_line
 from holdfast.runtime.train import default_directory
 
 __all__ = ["add_launch_parser"]
@@ -115,7 +116,7 @@ def _slurm_job(
         )
     return SlurmJob(
         name=job.name,
-        made_by=shlex.join(["holdfast", *sys.argv[1:]]),
+        made_by=one_line(shlex.join(["holdfast", *sys.argv[1:]]), sys.maxsize),
         folder=Path.cwd(),
         run_dir=run_dir,
         python=sys.executable,

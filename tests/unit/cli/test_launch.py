@@ -1,0 +1,158 @@
+"""``holdfast launch``: the file that it writes, and what it says."""
+
+import stat
+import subprocess
+
+import pytest
+from tests.dist.conftest import JOBS, LOOP_SCRIPT
+
+from holdfast import parse_job
+from holdfast.cli.main import main
+from holdfast.config.load import dump_job
+
+CHECKPOINTS = "checkpoint.every=5"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where the job file is; there is no sbatch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / "small.yaml").write_text(dump_job(parse_job(JOBS["small"], ())))
+    return tmp_path
+
+
+def launched(*words):
+    assert main(["launch", "--on", "slurm", "--dry-run", *map(str, words)]) == 0
+
+
+def script(name="small"):
+    with open(f"{name}.slurm.sh") as file:
+        text = file.read()
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr == ""
+    return text
+
+
+def options(text):
+    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return [line.partition("  #")[0] for line in lines]
+
+
+def begins(text, *replaced):
+    """The words of the command that begins the job, as the shell reads them; its program is printed instead of run."""
+    body = text[text.index("begin() {") : text.index("pass_on()")].replace("exec ", "printf '%s\\n' ")
+    lines = ["holdfast=(holdfast)", "run_dir='/the run'", "slots=2", "hostname() { echo n0; }", body, "begin"]
+    return subprocess.run(
+        ["bash", "-c", "\n".join(lines)], text=True, capture_output=True, check=True
+    ).stdout.splitlines()
+
+
+TLS = "control.tls={ca: '/the run/certs/ca.pem', cert: '/the run/certs/cert.pem', key: '/the run/certs/key.pem'}"
+WHERE = ["--run-dir", "/the run", "--resume", "auto", "--listen", "n0", "--slots", "2", "--set", TLS]
+
+
+def test_as_many_nodes_as_the_workers_need_and_spare_ones(folder, capsys):
+    launched("--slots", 2, "--spare-nodes", 1, "--set", CHECKPOINTS, "--option=--time=12:00:00", "small.yaml")
+    text = script()
+    assert options(text) == [
+        "--job-name=small",
+        "--nodes=4",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=2",
+        "--output=%x-%j.log",
+        "--open-mode=append",
+        "--no-kill",
+        "--requeue",
+        "--signal=B:USR1@120",
+        "--time=12:00:00",
+    ]
+    assert begins(text) == ["holdfast", "train", "small.yaml", "--set", CHECKPOINTS, *WHERE]
+    assert f"cd {folder} " in text
+    assert f"run_dir={folder}/runs/small\n" in text
+    assert stat.S_IMODE((folder / "small.slurm.sh").stat().st_mode) == 0o700
+    assert capsys.readouterr().out.splitlines() == [
+        "small.slurm.sh: 4 nodes with room for 2 workers each, for 6 workers; the job writes into runs/small",
+        "submit it by: sbatch small.slurm.sh",
+    ]
+
+
+def test_a_job_without_checkpoints_is_not_queued_again_and_that_is_said(capsys):
+    launched("--slots", 6, "small.yaml")
+    text = script()
+    assert {"--nodes=1", "--no-requeue"} <= {*options(text)}
+    assert not [line for line in options(text) if "signal" in line]
+    assert "scontrol requeue" not in text
+    assert "checkpoint.every is 0: if the allocation ends before the job, all is lost" in capsys.readouterr().err
+
+
+def test_the_notice_is_longer_than_what_a_checkpoint_may_take():
+    launched("--slots", 6, "--set", CHECKPOINTS, "--set", "checkpoint.on_sigterm=300.5", "small.yaml")
+    assert "--signal=B:USR1@361" in options(script())
+
+
+def test_each_worker_on_a_gpu_has_one_of_its_own():
+    launched("--slots", 2, "--set", "train.device=cuda", "small.yaml")
+    assert "--gpus-per-node=2" in options(script())
+
+
+def test_a_script_of_ones_own_is_given_its_arguments(folder):
+    given = ("--lr", "0.1", "--name", "two words")
+    launched("--workers", 4, "--slots", 2, "--set", CHECKPOINTS, "--out", "own.slurm.sh", LOOP_SCRIPT, *given)
+    words = ["holdfast", "run", "--workers", "4", "--set", CHECKPOINTS, *WHERE, str(LOOP_SCRIPT), *given]
+    assert begins(script("own")) == words
+
+
+def test_certificates_of_the_jobs_own_are_used_and_none_are_made_where_none_are_wanted():
+    for number, more in enumerate(("control.insecure=true", "control.tls={ca: /a, cert: /b, key: /c}")):
+        launched("--slots", 2, "--set", more, "--out", f"{number}.slurm.sh", "small.yaml")
+        text = script(number)
+        assert "certs" not in text
+        assert begins(text) == ["holdfast", "train", "small.yaml", "--set", more, *WHERE[:-2]]
+
+
+def test_what_a_person_has_changed_is_not_overwritten(folder, capsys):
+    launched("--slots", 2, "small.yaml")
+    launched("--slots", 2, "small.yaml")
+    path = folder / "small.slurm.sh"
+    path.write_text(changed := path.read_text() + "# ours\n")
+    assert main(["launch", "--on", "slurm", "--slots", "2", "--dry-run", "small.yaml"]) == 2
+    assert "small.slurm.sh: is there, and is another one" in capsys.readouterr().err
+    assert path.read_text() == changed
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("--nodes", "2", "--slots", "2", "small.yaml"),
+            "--nodes 2, --slots 2: there is room for 4 workers, and the job",
+        ),
+        (("small.yaml", "--lr", "1"), "--lr: a job file is given no arguments; expected --workers for a script"),
+        (("missing.yaml",), "missing.yaml: "),
+        (("--workers", "2", "missing.py"), "missing.py: there is no such script"),
+        (("--slots", "2", "--out", "no/folder.sh", "small.yaml"), "no/folder.sh: cannot be written: No such file"),
+    ],
+)
+def test_what_cannot_run_is_said_before_anything_is_submitted(words, line, capsys):
+    assert main(["launch", "--on", "slurm", *words]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_without_sbatch_the_file_is_written_all_the_same(folder, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(folder))
+    assert main(["launch", "--on", "slurm", "--slots", "2", "small.yaml"]) == 2
+    assert "sbatch: is not installed here; call it where it is: sbatch small.slurm.sh" in capsys.readouterr().err
+    assert (folder / "small.slurm.sh").exists()
+
+
+@pytest.mark.parametrize(("code", "returned"), [(0, 0), (1, 2)])
+def test_what_sbatch_says_is_what_comes_of_it(folder, monkeypatch, capfd, code, returned):
+    sbatch = folder / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\necho got $*\nexit {code}\n")
+    sbatch.chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    assert main(["launch", "--on", "slurm", "--slots", "2", "small.yaml"]) == returned
+    told = capfd.readouterr()
+    assert "got small.slurm.sh" in told.out
+    assert ("has refused it, with exit code 1" in told.err) == bool(code)
+    assert ("holdfast inspect --follow runs/small" in told.out) == (not code)
