@@ -81,7 +81,11 @@ class SlurmCluster:
         self._run("slurmctld", "-D", "-c")
         for node in self.nodes:
             self._run("slurmd", "-D", "-N", node)
-        until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), self.said)
+        until(self._all_idle, self.said)
+
+    def _all_idle(self):
+        assert all(daemon.poll() is None for daemon in self._daemons), self.said()
+        return self.states() == dict.fromkeys(self.nodes, "idle")
 
     def _run(self, *words):
         with (self.folder / "daemons.txt").open("ab") as out:
@@ -120,25 +124,23 @@ class SlurmCluster:
         self._daemons[2 + self.nodes.index(node)].kill()
         found = self.processes_of(node)
         assert found, "something runs there"
+        self._kill(found, node)
+        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
+
+    def _kill(self, found, node):
         while found:  # what is about to be started, too
             for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             found = self.processes_of(node)
-        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
 
     def close(self):
-        """Ends all jobs and daemons, with what they have started."""
-        with contextlib.suppress(AssertionError):
-            if self.job_states():
-                self.ask("scancel", "--full", "--signal=KILL", *self.job_states())
-        for node in self.nodes:
-            for process in self.processes_of(node):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+        """Ends all daemons and jobs, with what they have started."""
         for daemon in reversed(self._daemons):
             daemon.kill()
             daemon.wait(LIMIT_S)
+        for node in self.nodes:
+            self._kill(self.processes_of(node), node)
 
 
 @pytest.fixture

@@ -36,11 +36,10 @@ class Launched:
         self.run_dir = folder / "runs" / "small"
 
     def launch(self, *words):
-        """Submits it; its allocation is given back a second after the job has ended, where its script is gone."""
+        """Submits it."""
         said = self.holdfast("launch", "--on", "slurm", "--dry-run", *words)
         (path,) = self.folder.glob("*.slurm.sh")
         assert said.endswith(f"submit it by: sbatch {path.name}\n")
-        path.write_text(path.read_text().replace("sleep 60", "sleep 1"))
         said = self.cluster_says("sbatch", path.name)
         self.number = re.fullmatch(r"Submitted batch job (\d+)\n", said)[1]
 
@@ -67,7 +66,7 @@ class Launched:
         self.until(lambda: any(event.step >= step for event in self.events(StepOps)))
 
     def lost(self, number):
-        self.until(lambda: len({event.worker for event in self.events(Detected)}) == number)
+        self.until(lambda: len({event.worker for event in self.events(Detected)}) >= number)
 
     def story(self):
         logs = sorted(self.folder.glob("*.log"))
@@ -79,7 +78,7 @@ class Launched:
             self.until(lambda node=node: re.search(f"(?s){since}.*a coordinator stands by at", self.said_by(node)))
 
     def said_by(self, node):
-        return "".join(path.read_text() for path in self.folder.glob(f"*-{node}.log"))
+        return "".join(path.read_text() for path in self.folder.glob(f"*-{node}.0.log"))
 
     def said(self):
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
@@ -159,7 +158,7 @@ def test_a_notice_has_the_job_queued_again_and_processes_that_are_killed_come_ba
         job.until(lambda: "node n0 takes part in job small" in job.said())
         _holdfast_on(job.cluster, other).kill()
         job.lost(4)
-        job.until(lambda: job.said().count(f"node {other} takes part in job small") == 3)
+        job.until(lambda: job.said().count(f"node {other} takes part in job small") >= 3)
     summary = job.summary()
     assert summary["weights_sha256"] == runs.healthy("small", (LONGER, "checkpoint.every=10")).weights_sha256
     assert "goes on from the checkpoint of step" in job.said()

@@ -101,6 +101,10 @@ def reach_from(args: argparse.Namespace) -> Callable[[], Reach]:
         tls = Tls(ca=ca, cert=cert, key=key)
     if "/" in where or Path(where).is_dir():
         return partial(reach_in, Path(where).absolute(), token=token, tls=tls)
+    if ":" not in where:
+        raise ConfigError(
+            f"coordinator {where}: expected HOST:PORT, or a run directory (./{where} if it is yet to be made)"
+        )
     for address in where.split(","):
         check_address(f"coordinator {where}", address)
     if not token:

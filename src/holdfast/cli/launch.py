@@ -98,7 +98,10 @@ def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[st
     overrides = [word for text in args.overrides for word in ("--set", text)]
     if args.workers is None:
         if args.arguments:
-            raise ConfigError(f"{args.arguments[0]}: a job file is given no arguments; expected --workers for a script")
+            raise ConfigError(
+                f"{args.arguments[0]}: a job file is given no arguments; expected options before it, or --workers for "
+                "a script"
+            )
         return load_job(args.job, args.overrides), ("train", args.job, *overrides), ()
     job = job_of(args.job, args.arguments, args.workers, args.overrides)
     return job, ("run", "--workers", str(args.workers), *overrides), (args.job, *args.arguments)
@@ -107,6 +110,13 @@ def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[st
 def _slurm_job(
     args: argparse.Namespace, job: Job, run_dir: Path, words: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> SlurmJob:
+    if job.control.store == "sqlite":
+        raise ConfigError("control.store: sqlite: is seen on one node; expected auto, or what all nodes see")
+    if job.resume not in (None, "auto"):
+        raise ConfigError(
+            f"resume: {job.resume}: expected auto, or nothing: the script goes on with what is in the run directory, "
+            "and would begin there again each time"
+        )
     slots = args.slots or job.grid.workers_per_node
     nodes = args.nodes or -(-job.most_workers // slots)
     if nodes * slots < job.num_workers:
@@ -116,7 +126,7 @@ def _slurm_job(
         )
     return SlurmJob(
         name=job.name,
-        made_by=one_line(shlex.join(["holdfast", *sys.argv[1:]]), sys.maxsize),
+        made_by=_this_command(),
         folder=Path.cwd(),
         run_dir=run_dir,
         python=sys.executable,
@@ -129,6 +139,11 @@ def _slurm_job(
         certificates=job.control.tls is None and not job.control.insecure,
         options=tuple(args.options),
     )
+
+
+def _this_command() -> str:
+    """For people, and the same whether it is done or not."""
+    return one_line(shlex.join(["holdfast", *(word for word in sys.argv[1:] if word != "--dry-run")]), sys.maxsize)
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,12 +18,20 @@ from holdfast.config.load import load_job
 from holdfast.config.profiles import load_profile
 from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
-from holdfast.errors import ConfigError, DecisionsLost, StateUnavailable, StorageError, TooFewWorkers
+from holdfast.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    DecisionsLost,
+    StateUnavailable,
+    StorageError,
+    TooFewWorkers,
+)
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.launch.directory import led_elsewhere
 from holdfast.runtime.launch.joining import JoinRequest
 from holdfast.runtime.launch.reaching import reach_in
 from holdfast.runtime.node.signals import Interrupted
+from holdfast.runtime.resume import check_same_job, jobs_before
 from holdfast.runtime.rundir import owner
 from holdfast.runtime.train import Summary, default_directory, train
 
@@ -160,7 +168,10 @@ def train_and_tell(
     outlast_readers()
     token = token_from(args.token_file)
     if (elsewhere := _elsewhere(job, args, token)) is not None:
-        return take_part(elsewhere, quiet=args.quiet)
+        try:
+            return take_part(elsewhere, quiet=args.quiet)
+        except CoordinatorUnavailable as error:
+            print(f"holdfast: nobody goes on with it elsewhere any more: {error}", file=sys.stderr)
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
@@ -171,7 +182,7 @@ def train_and_tell(
             faults=faults,
             emulate=emulate,
             resume=args.resume,
-            accept=[key for text in args.accept for key in text.split(",") if key],
+            accept=_accepted(args),
             slots=job.most_workers if args.slots is None and args.listen else args.slots,
             token=token,
             on_event=line.tell,
@@ -205,6 +216,10 @@ def train_and_tell(
     return 0
 
 
+def _accepted(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(key for text in args.accept for key in text.split(",") if key)
+
+
 def _elsewhere(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | None:
     """How to take part in what the same command has begun, if that goes on without the machine where it was begun."""
     slots = job.most_workers if args.slots is None else args.slots
@@ -214,8 +229,10 @@ def _elsewhere(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | 
     run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
     with contextlib.suppress(StorageError):  # where that cannot be found out, it is said why nothing begins
         if owner(run_dir) is None and led_elsewhere(run_dir):
+            check_same_job(job, run_dir, jobs_before(run_dir, lambda text: None), _accepted(args))
             find = partial(reach_in, run_dir.absolute(), token=token, tls=job.control.tls)
-            return JoinRequest(where=str(run_dir), find=find, slots=slots, host=job.control.host)
+            patience_s = job.control.reattach_s
+            return JoinRequest(where=str(run_dir), find=find, slots=slots, host=job.control.host, patience_s=patience_s)
     return None
 
 

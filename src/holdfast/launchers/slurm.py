@@ -20,7 +20,17 @@ _TEXT = r"""#!/bin/bash
 holdfast=(@HOLDFAST@)
 run_dir=@RUN_DIR@
 slots=@SLOTS@  # workers on each node
+first=$SLURMD_NODENAME
+before=$(cat "$run_dir/job-id" 2> /dev/null)  # of the attempt before this one
 cd @FOLDER@ || exit
+
+told="" begun=""
+pass_on() {
+    told=$1
+    [ -z "$begun" ] || kill -s "$1" "$begun"
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
 @CERTIFICATES@
 # On each of the other nodes, in a step of its own, as one of several nodes can end when some of these fail: an agent,
 # which finds the job by its run directory. One that is killed is started again.
@@ -29,47 +39,64 @@ take_part() {
     while [ "$code" -eq 137 ]; do
         "${holdfast[@]}" agent --coordinator "$run_dir" --slots "$slots"
         code=$?
+        sleep 1
     done
-    if [ "$code" -eq 0 ] || [ "$code" -eq 93 ]; then
-        # The job has ended. If the node of this script is gone, nobody else gives the allocation back.
-        sleep 60
-        scancel "$SLURM_JOB_ID"
-    fi
+    # If the first node is gone, its script ends the allocation no more: the last of us does.
+    while [ -z "$(squeue -h -j "$SLURM_JOB_ID" -w "$first" -o %i)" ]; do
+        local alive steps
+        alive=$(squeue -h -j "$SLURM_JOB_ID" -o %N)
+        steps=$(squeue -h -s -j "$SLURM_JOB_ID" -w "$alive" -o %i | sed -n 's/.*[.]\([0-9][0-9]*\)$/\1/p' | sort -n)
+        if [ "$steps" = "$SLURM_STEP_ID" ]; then
+            if [ "$code" -eq 0 ] || [ "$code" -eq 93 ]; then scancel "$SLURM_JOB_ID"; else @NOT_DONE@; fi
+        fi
+        [ "${steps##*$'\n'}" = "$SLURM_STEP_ID" ] || break
+        sleep 5
+    done
     return "$code"
 }
-for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    [ "$node" = "$SLURMD_NODENAME" ] || srun --nodelist="$node" --nodes=1 --ntasks=1 --cpus-per-task="$slots" \
-        --output="%x-%j-$node.log" --open-mode=append \
-        bash -c "$(declare -p holdfast run_dir slots); $(declare -f take_part); take_part" &
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit
+agents=()
+for node in $nodes; do
+    [ "$node" != "$first" ] || continue
+    srun --nodelist="$node" --nodes=1 --ntasks=1 --cpus-per-task="$slots" --export=ALL \
+        --output="%x-%j-$node.%t.log" --open-mode=append \
+        bash -c "$(declare -p holdfast run_dir slots first); $(declare -f take_part); take_part" &
+    agents+=($!)
 done
 
 # On this node: the job is begun, or goes on where it was. If it is killed and others go on, this takes part as they do.
 begin() {
 @BEGIN@
 }
-pass_on() { kill -s "$1" "$begun"; }
-trap 'pass_on USR1' USR1
-trap 'pass_on TERM' TERM
 code=137
-while [ "$code" -eq 137 ]; do
+while [ "$code" -eq 137 ] && [ -z "$told" ]; do
     begin &
     begun=$!
-    while kill -0 "$begun" 2> /dev/null; do  # a signal ends the wait, not the job
+    wait "$begun"
+    code=$?
+    while [ -n "$told" ] && kill -0 "$begun" 2> /dev/null; do  # a signal ends the wait, not the job
         wait "$begun"
         code=$?
     done
 done
+begun_here=$([ "$(cat "$run_dir/job-id" 2> /dev/null)" = "$before" ] || echo yes)
+if { [ "$code" -eq 0 ] || [ "$code" -eq 93 ]; } && [ -n "$begun_here" ]; then
+    wait "${agents[@]}"  # whoever has led to the end sums up, and scripts may be at work behind their loop
+fi
 @AGAIN@exit "$code"
 """
 
 _CERTIFICATES = """
 # All processes of the job show this certificate, on whichever nodes they are.
-[ -e "$run_dir/certs/key.pem" ] || "${holdfast[@]}" certs --out "$run_dir/certs" || exit
+[ -e "$run_dir/certs/key.pem" ] || (umask 077 && "${holdfast[@]}" certs --out "$run_dir/certs") || exit
 """
 
-_AGAIN = """if [ "$code" -eq 138 ]; then
-    # There is a checkpoint: the time of this allocation is over, or Slurm wants it back. The job waits for another one.
-    scontrol requeue "$SLURM_JOB_ID"
+_AGAIN = r"""if [ "$code" -eq 3 ] || [ "$code" -eq 138 ] || { [ "$told" = USR1 ] && [ "$code" -ne 0 ]; }; then
+    # Too much was lost at once, or this allocation is over: the job goes on from its last checkpoint in another one.
+    # If no step was done in this one, it would be the same again and again.
+    if [ -n "$begun_here" ] && grep -qs '"event":"step"' "$run_dir"/{,node-*/}events*.jsonl; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
 fi
 """
 
@@ -125,6 +152,7 @@ def slurm_script(job: SlurmJob) -> str:
         "FOLDER": shlex.quote(str(job.folder)),
         "CERTIFICATES": _CERTIFICATES if job.certificates else "",
         "BEGIN": _begin(job),
+        "NOT_DONE": f'{"scancel" if job.notice_s is None else "scontrol requeue"} "$SLURM_JOB_ID"',
         "AGAIN": "" if job.notice_s is None else _AGAIN,
     }
     text = _TEXT

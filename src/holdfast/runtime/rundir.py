@@ -63,6 +63,7 @@ def owner(run_dir: Path) -> int | None:
     The lock itself is left alone: whoever tried it could be in the way of a job that begins.
     """
     try:
+        pid = None
         lock = (run_dir / _LOCK).stat()
         pid = int((run_dir / _LOCK).read_text()[:20])
         files = [os.stat(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists()]

@@ -4,6 +4,7 @@ from contextlib import closing
 
 import msgspec
 import pytest
+from tests.contract.test_attempts import WHY, decision
 from tests.dist.conftest import JOBS
 
 from holdfast import parse_job
@@ -11,11 +12,13 @@ from holdfast.cli.arguments import reach_from
 from holdfast.cli.commands import make_parser
 from holdfast.config.job import Tls
 from holdfast.config.load import dump_job
+from holdfast.control.chain.leading import end_for_good
 from holdfast.control.chain.opening import open_chain
 from holdfast.control.reach import Reach
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import CoordinatorUnavailable
+from holdfast.runtime.launch import reaching
 from holdfast.runtime.launch.directory import JOB_ID, TOKEN, decisions_of
-from holdfast.runtime.launch.reaching import reach_in
+from holdfast.runtime.launch.reaching import AttemptEnded, reach_in
 
 OURS, GIVEN = "the-token-in-the-directory", "another-that-was-given"
 TLS = Tls(ca="/certs/ca.pem", cert="/certs/cert.pem", key="/certs/key.pem")
@@ -76,12 +79,31 @@ def test_decisions_that_one_machine_alone_sees_tell_others_nothing(run_dir):
         reach_in(run_dir)
 
 
+def test_a_job_that_has_ended_is_told_from_one_that_is_led(run_dir):
+    says(run_dir, "n1:7000")
+    with closing(open_chain(decisions_of(run_dir))) as chain:
+        end_for_good(chain, 16 * "b", WHY, decision(0))
+        chain.say(msgspec.json.encode({"number": 1, "by": 16 * "a", "count": 0, "address": "n1:7000"}))
+    with pytest.raises(AttemptEnded, match=rf"its job has ended \({WHY.outcome}") as error:
+        reach_in(run_dir)
+    assert error.value.ended == WHY
+
+
+def test_what_is_made_anew_just_now_is_looked_for_again(run_dir, monkeypatch):
+    says(run_dir, "n1:7000")
+    url = decisions_of(run_dir)
+    monkeypatch.setattr(reaching, "seen_by_others", lambda run_dir: url)
+    (run_dir / "job.yaml").unlink()
+    with pytest.raises(CoordinatorUnavailable, match=r"job\.yaml"):
+        reach_in(run_dir)
+
+
 @pytest.mark.parametrize(("text", "why"), [(None, "cannot be read: No such file"), ("short", "holds no token")])
 def test_a_token_that_is_not_there_has_to_be_given(run_dir, text, why):
     says(run_dir, "n1:7000")
     (run_dir / TOKEN).unlink()
     if text is not None:
         (run_dir / TOKEN).write_text(text)
-    with pytest.raises(ConfigError, match=f"{TOKEN}: {why}.*or --token-file, or HOLDFAST_TOKEN"):
+    with pytest.raises(CoordinatorUnavailable, match=f"{TOKEN}: {why}.*or --token-file, or HOLDFAST_TOKEN"):
         reach_in(run_dir)
     assert reach_in(run_dir, token=GIVEN).token == GIVEN

@@ -19,7 +19,7 @@ from holdfast.control.membership.storing import StoredDecision
 from holdfast.control.messages import Ended
 from holdfast.errors import CoordinatorUnavailable, CorruptBlob, HoldfastError, StoreAway
 
-__all__ = ["UNREAD", "Leading", "Stored", "end_for_good", "is_led", "lead", "leads_at", "show_life"]
+__all__ = ["UNREAD", "Leading", "Stored", "end_for_good", "how_it_ended", "is_led", "lead", "leads_at", "show_life"]
 
 UNREAD = 2**62
 """A number that no entry has: of who leads, to save what lives, though what was decided cannot be read."""
@@ -254,6 +254,17 @@ def leads_at(chain: Chain) -> str:
     return "" if said is None else said.address
 
 
+def how_it_ended(chain: Chain) -> Ended | None:
+    """Returns how the job has ended; None: it has not, as far as was decided.
+
+    Raises:
+        StoreAway: the store cannot be used now.
+        CorruptBlob: the newest entry is none.
+    """
+    decision = _newest(chain)[1]
+    return None if decision is None else decision.ended
+
+
 def is_led(chain: Chain) -> bool:
     """Whether somebody leads and gives signs of life; where the job has not ended, it may take seconds to know.
 
@@ -261,8 +272,8 @@ def is_led(chain: Chain) -> bool:
         StoreAway: the store cannot be used now.
         CorruptBlob: the newest entry is none.
     """
-    decision, known = _newest(chain)[1], chain.said()
-    if chain.beat_s is None or known is None or (decision is not None and decision.ended is not None):
+    ended, known = how_it_ended(chain), chain.said()
+    if chain.beat_s is None or known is None or ended is not None:
         return False
     until = time.monotonic() + max(_SILENT_BEATS * chain.beat_s, _SEEN_S)
     while time.monotonic() < until:

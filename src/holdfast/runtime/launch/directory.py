@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from pathlib import Path
 
+import msgspec
+
+from holdfast.config.job import Tls
 from holdfast.config.load import dump_job, load_job
 from holdfast.config.profiles import dump_profile
 from holdfast.control.chain.leading import end_for_good, is_led
@@ -135,7 +139,11 @@ def end_attempt(url: str, outcome: str, detail: str, begins: StoredDecision | No
 
 def _describe(request: RunRequest, path: Path) -> None:
     """Writes what is run, whole or not at all: with room on its disk, the same command finds nothing in its way."""
-    write_private(path, dump_job(request.job).encode())
+    control = request.job.control
+    if control.tls is not None:  # whoever reads it may be in another folder
+        files = {name: os.path.abspath(file) for name, file in msgspec.structs.asdict(control.tls).items()}
+        control = msgspec.structs.replace(control, tls=Tls(**files))
+    write_private(path, dump_job(msgspec.structs.replace(request.job, control=control)).encode())
     try:
         if request.emulate is not None:
             write_private(request.run_dir / "profile.json", dump_profile(request.emulate))

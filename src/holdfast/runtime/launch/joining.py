@@ -29,6 +29,7 @@ from holdfast.runtime.launch.briefing import Brief, Briefing
 from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import JobOutcome, outcome_of
 from holdfast.runtime.launch.ports import joined_ports
+from holdfast.runtime.launch.reaching import AttemptEnded
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
@@ -48,6 +49,8 @@ __all__ = ["Joiner", "JoinRequest"]
 _STALE = 9
 _ENDS_NO_RUN = ("preempted", INTERRUPTED)
 """Behind them another attempt is to go on, and the command that began the job sums nothing up either."""
+_NEXT_S = 600.0
+"""How long the next attempt may take to begin behind one that has ended, before that is held to be the last."""
 _AGAIN_S = 0.5
 """Between two times that nobody listens yet."""
 
@@ -67,6 +70,7 @@ class JoinRequest:
         slots: how many workers may run here, at least 1.
         node: the name of this machine, for people; empty: see :func:`holdfast.runtime.launch.agents.this_node`.
         host: the address that workers listen on; empty: that of the interface by which the coordinator is reached.
+        patience_s: how long a coordinator may take to come.
     """
 
     where: str
@@ -74,6 +78,7 @@ class JoinRequest:
     slots: int = 1
     node: str = ""
     host: str = ""
+    patience_s: float = math.inf
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +98,8 @@ class Joiner:
     on_led: Callable[[JobOutcome, RunRequest], None] = lambda outcome, request: None
     shared_s: float = 10.0
     _signals: Signals = field(default_factory=Signals)
+    _reach: Reach | None = None
+    """As it was found last."""
     _known: tuple[str, ...] = ()
     """Where there are coordinators, as far as any of them told us."""
     _teller: Teller = field(init=False)
@@ -104,7 +111,8 @@ class Joiner:
     def run(self) -> Ended:
         """Takes part in the job to its end; no process of it is left on this machine when this returns or raises.
 
-        Waits for the coordinator, however long it takes to come.
+        Waits for the coordinator, as long as it may take to come. Where the run directory says that the job has ended
+        the next attempt is waited for, but not for long.
 
         Raises:
             ConfigError: the token is refused, or this machine does not have what the job needs.
@@ -113,9 +121,12 @@ class Joiner:
         """
         prepare_process()
         with self._signals.answered():
-            limit_s = math.inf
+            limit_s = self.request.patience_s
             while True:
-                reach, told = self._ask(limit_s)
+                try:
+                    reach, told = self._ask(limit_s)
+                except AttemptEnded as error:
+                    return error.ended
                 brief = _read(told)
                 limit_s = brief.briefing.job.control.reattach_s
                 try:
@@ -173,15 +184,22 @@ class Joiner:
         """What a coordinator says of the job, once there is one, unread; and how it is reached.
 
         Raises:
+            AttemptEnded: the job has ended, and nobody has begun it again for long.
             CoordinatorUnavailable: there was none for so long.
         """
-        until = time.monotonic() + limit_s
+        until, over = time.monotonic() + limit_s, math.inf
         self._teller.prepare(f"waiting for the coordinator at {self.request.where}")
         while True:
             try:
                 reach = self._found()
                 told = ask(BRIEF, reach)
+            except AttemptEnded as error:
+                self._teller.say_once(str(error), str(error))
+                over = min(over, time.monotonic() + _NEXT_S)
+                if time.monotonic() > min(over, until):
+                    raise
             except CoordinatorUnavailable as error:
+                over = math.inf
                 if error.args and NOBODY not in str(error):
                     self._teller.say_once(str(error), str(error))
                 if time.monotonic() > until:
@@ -193,7 +211,14 @@ class Joiner:
 
     def _found(self) -> Reach:
         """How coordinators are reached, those of which we were told before among them."""
-        reach = self.request.find()
+        try:
+            reach = self._reach = self.request.find()
+        except AttemptEnded:
+            raise
+        except CoordinatorUnavailable:
+            if self._reach is None:
+                raise
+            reach = self._reach
         return replace(reach, addresses=",".join(dict.fromkeys((*self._known, *reach.addresses.split(",")))))
 
     def _pause(self, seconds: float) -> None:

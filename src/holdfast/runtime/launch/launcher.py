@@ -313,7 +313,9 @@ def _open_to_others(briefing: Briefing) -> None:
         return
     try:
         write_private(request.run_dir / JOB_ID, briefing.job_id.encode())
-        if not request.token:
+        if request.token:
+            (request.run_dir / TOKEN).unlink(missing_ok=True)  # of an attempt before
+        else:
             write_private(request.run_dir / TOKEN, briefing.invitation.encode())
     except OSError as error:
         raise ConfigError(f"--run-dir {request.run_dir}: cannot be written: {error.strerror}") from None
