@@ -147,7 +147,7 @@ def test_a_notice_has_the_job_queued_again_and_processes_that_are_killed_come_ba
     job.until(lambda: (job.run_dir / "attempts" / "0001" / "events.jsonl").exists())
     before = [event for _, event in read_story(job.run_dir / "attempts" / "0001")]
     assert any(isinstance(event, Checkpointed) for event in before)
-    job.stands_by("n1", "n2", since="the job has ended: preempted")
+    job.stands_by("n1", "n2", since="DUE TO JOB REQUEUE")
     job.until(lambda: job.events(StepOps))
     with job.held("n0"):
         _holdfast_on(job.cluster, "n0").kill()
