@@ -2,6 +2,7 @@
 
 HoldfastError
 ├── ConfigError                 the user changes something: job file, flag, path, port (exit code 2)
+│   └── LedElsewhere            the job of this run directory goes on, led from another machine
 ├── PlanningError
 │   ├── InfeasiblePlan          no plan exists for these workers (exit code 3 while training)
 │   ├── InvalidSchedule         a schedule breaks a rule: worker, position, operation, rule
@@ -90,6 +91,10 @@ class ConfigError(HoldfastError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
+
+
+class LedElsewhere(ConfigError):
+    """The job of this run directory goes on, led from another machine: nobody can begin it once more."""
 
 
 class PlanningError(HoldfastError):

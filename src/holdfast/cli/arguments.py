@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.config.job import Tls
+from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
 from holdfast.control.token import is_token
 from holdfast.core.ids import WorkerId
@@ -87,8 +88,8 @@ def add_coordinator(parser: argparse.ArgumentParser, flag: str = "coordinator") 
     )
 
 
-def reach_from(args: argparse.Namespace) -> Callable[[], Reach]:
-    """Returns what finds out how the coordinators of a job are reached: again whenever none is there.
+def reach_from(args: argparse.Namespace) -> Callable[[], Reach | Ended]:
+    """Returns what finds out how the coordinators of a job are reached, or how the job has ended: again and again.
 
     What it raises, see :func:`holdfast.runtime.launch.reaching.reach_in`.
 

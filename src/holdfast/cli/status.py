@@ -12,6 +12,7 @@ from holdfast.cli.arguments import add_coordinator, hours, reach_from
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import STATUS
 from holdfast.control.membership import Phase
+from holdfast.control.messages import Ended
 from holdfast.control.status import JobStatus, NodeStatus
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.parsing import parsing
@@ -49,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     while True:
         try:
             reach = find()
+            if isinstance(reach, Ended):
+                print(f"the job has ended: {reach.outcome}" + (f", {reach.detail}" if reach.detail else ""))
+                return 0
             for answer in watch(reach) if args.watch else (ask(STATUS, reach),):
                 answered_at = time.monotonic()
                 status = _read(answer, args.coordinator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,19 +19,15 @@ from holdfast.core.faults import Fault
 from holdfast.core.profile import Profile
 from holdfast.errors import (
     ConfigError,
-    CoordinatorUnavailable,
     DecisionsLost,
+    LedElsewhere,
     StateUnavailable,
-    StorageError,
     TooFewWorkers,
 )
 from holdfast.runtime.hardening import outlast_readers
-from holdfast.runtime.launch.directory import led_elsewhere
 from holdfast.runtime.launch.joining import JoinRequest
 from holdfast.runtime.launch.reaching import reach_in
 from holdfast.runtime.node.signals import Interrupted
-from holdfast.runtime.resume import check_same_job, jobs_before
-from holdfast.runtime.rundir import owner
 from holdfast.runtime.train import Summary, default_directory, train
 
 __all__ = [
@@ -167,11 +162,6 @@ def train_and_tell(
     """
     outlast_readers()
     token = token_from(args.token_file)
-    if (elsewhere := _elsewhere(job, args, token)) is not None:
-        try:
-            return take_part(elsewhere, quiet=args.quiet)
-        except CoordinatorUnavailable as error:
-            print(f"holdfast: nobody goes on with it elsewhere any more: {error}", file=sys.stderr)
     faults = tuple(Fault.parse(text) for text in args.faults)
     line = ProgressLine(job, quiet=args.quiet)
     run_dir = Path(args.run_dir) if args.run_dir else None
@@ -182,7 +172,7 @@ def train_and_tell(
             faults=faults,
             emulate=emulate,
             resume=args.resume,
-            accept=_accepted(args),
+            accept=[key for text in args.accept for key in text.split(",") if key],
             slots=job.most_workers if args.slots is None and args.listen else args.slots,
             token=token,
             on_event=line.tell,
@@ -193,6 +183,12 @@ def train_and_tell(
         told = f"{interruption.told}; " if interruption.told else ""
         print(f"holdfast: {interruption}: {told}every process is ended", file=sys.stderr)
         return 128 + interruption.signal_number
+    except LedElsewhere:
+        line.end()
+        if (joining := _joining(job, args, token)) is None:
+            raise
+        print("holdfast: the job goes on, led from another machine: this one takes part in that", file=sys.stderr)
+        return take_part(joining, quiet=args.quiet)
     except (StateUnavailable, TooFewWorkers, DecisionsLost) as error:
         if error.resume:
             error.add_note(f"go on with: {_go_on(args, job, error.resume, words, then)}")
@@ -216,24 +212,15 @@ def train_and_tell(
     return 0
 
 
-def _accepted(args: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(key for text in args.accept for key in text.split(",") if key)
-
-
-def _elsewhere(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | None:
-    """How to take part in what the same command has begun, if that goes on without the machine where it was begun."""
+def _joining(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | None:
+    """How to take part in what the same command has begun and goes on elsewhere; None: nobody could run here."""
     slots = job.most_workers if args.slots is None else args.slots
-    auto = (job.resume if args.resume is None else args.resume) == "auto"
-    if not auto or args.listen is None or not slots:
+    if args.listen is None or not slots:
         return None
     run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
-    with contextlib.suppress(StorageError):  # where that cannot be found out, it is said why nothing begins
-        if owner(run_dir) is None and led_elsewhere(run_dir):
-            check_same_job(job, run_dir, jobs_before(run_dir, lambda text: None), _accepted(args))
-            find = partial(reach_in, run_dir.absolute(), token=token, tls=job.control.tls)
-            patience_s = job.control.reattach_s
-            return JoinRequest(where=str(run_dir), find=find, slots=slots, host=job.control.host, patience_s=patience_s)
-    return None
+    find = partial(reach_in, run_dir.absolute(), token=token, tls=job.control.tls)
+    patience_s = job.control.reattach_s
+    return JoinRequest(where=str(run_dir), find=find, slots=slots, host=job.control.host, patience_s=patience_s)
 
 
 def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str], then: Sequence[str]) -> str:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from holdfast.cli import arguments
 from holdfast.cli import status as at_status
 from holdfast.cli.main import main
 from holdfast.cli.status import tell_status
+from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
 from holdfast.control.status import FailureStatus, JobStatus, NodeStatus
 from holdfast.errors import CoordinatorUnavailable
@@ -145,6 +147,13 @@ def test_nobody_to_ask_is_one_line(asked, capsys):
 def test_a_token_is_needed(capsys):
     assert main(["status", "h:7000"]) == 2
     assert "--token-file: expected a file with the job's token" in capsys.readouterr().err
+
+
+def test_a_job_that_has_ended_is_told_by_its_directory(tmp_path, monkeypatch, capsys):
+    ended = Ended(outcome="done", detail="", step=9, directory="", generations=1, lost_layers=())
+    monkeypatch.setattr(arguments, "reach_in", lambda run_dir, token, tls: ended)
+    assert main(["status", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "the job has ended: done\n"
 
 
 def test_in_a_directory_without_a_job_nobody_is_to_be_asked(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -11,8 +12,9 @@ from tests.unit.runtime.test_preflight import NONCE, briefing, probed
 from tests.unit.runtime.test_preflight import request as asked
 from tests.waiting import until
 
+from holdfast.control.messages import Ended
 from holdfast.core.ids import WorkerId
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.runtime.launch.agents import _Places, _touch, heard_of_leader, this_node
 from holdfast.runtime.launch.briefing import Brief
 from holdfast.runtime.launch.directory import JOB_ID
@@ -67,6 +69,26 @@ def test_nothing_secret_is_told(told):
 def entering():
     """What looks about on this machine, once."""
     return Joiner(request=JoinRequest(where="127.0.0.1:1", find=pytest.fail), shared_s=0.0)._enter
+
+
+def test_who_comes_behind_the_end_waits_for_the_next_attempt_but_not_for_long(monkeypatch):
+    ended = Ended(outcome="done", detail="", step=9, directory="", generations=1, lost_layers=())
+    found, now, said = iter([ended, CoordinatorUnavailable("away"), ended, ended, ended]), [0.0], []
+
+    def find():
+        if isinstance(each := next(found), Exception):
+            raise each
+        return each
+
+    def pause(self, seconds):
+        now[0] += 400.0
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Joiner, "_pause", pause)
+    joiner = Joiner(request=JoinRequest(where="run", find=find), on_event=lambda event: said.append(event.text))
+    assert joiner._ask(math.inf) == ended
+    assert "the job has ended: done; the next attempt is waited for" in said
+    assert (next(found, None), now) == (None, [1600.0]), "600 s behind the time when it was heard again"
 
 
 @pytest.mark.parametrize("change", [lambda brief: b"", lambda brief: brief[:-1], lambda brief: brief + b"?"])

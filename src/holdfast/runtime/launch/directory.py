@@ -16,7 +16,7 @@ from holdfast.control.chain.leading import end_for_good, is_led
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, open_chain
 from holdfast.control.membership import StoredDecision
 from holdfast.control.messages import Ended
-from holdfast.errors import ConfigError, HoldfastError, StorageError
+from holdfast.errors import ConfigError, HoldfastError, LedElsewhere, StorageError
 from holdfast.runtime.hardening import make_private, write_private
 from holdfast.runtime.launch.request import DECISIONS, RunRequest
 from holdfast.runtime.rundir import RunDirLock
@@ -109,7 +109,7 @@ def _end_the_one_before(run_dir: Path) -> None:
         return
     try:
         if _is_led(url):
-            raise ConfigError(
+            raise LedElsewhere(
                 f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
                 "ended there (`holdfast inspect --follow` tells), or end its agents first"
             )

@@ -29,7 +29,6 @@ from holdfast.runtime.launch.briefing import Brief, Briefing
 from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import JobOutcome, outcome_of
 from holdfast.runtime.launch.ports import joined_ports
-from holdfast.runtime.launch.reaching import AttemptEnded
 from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
@@ -65,8 +64,8 @@ class JoinRequest:
 
     Attributes:
         where: what ``find`` goes by, for people.
-        find: returns how its coordinators are reached. Raises CoordinatorUnavailable while that is not known,
-            ConfigError if it will not be.
+        find: returns how its coordinators are reached, or how the job has ended. Raises CoordinatorUnavailable while
+            neither is known.
         slots: how many workers may run here, at least 1.
         node: the name of this machine, for people; empty: see :func:`holdfast.runtime.launch.agents.this_node`.
         host: the address that workers listen on; empty: that of the interface by which the coordinator is reached.
@@ -74,7 +73,7 @@ class JoinRequest:
     """
 
     where: str
-    find: Callable[[], Reach]
+    find: Callable[[], Reach | Ended]
     slots: int = 1
     node: str = ""
     host: str = ""
@@ -123,10 +122,10 @@ class Joiner:
         with self._signals.answered():
             limit_s = self.request.patience_s
             while True:
-                try:
-                    reach, told = self._ask(limit_s)
-                except AttemptEnded as error:
-                    return error.ended
+                found = self._ask(limit_s)
+                if isinstance(found, Ended):
+                    return found
+                reach, told = found
                 brief = _read(told)
                 limit_s = brief.briefing.job.control.reattach_s
                 try:
@@ -180,24 +179,20 @@ class Joiner:
                 self.on_led(outcome, briefing.request)
             return ended
 
-    def _ask(self, limit_s: float) -> tuple[Reach, bytes]:
-        """What a coordinator says of the job, once there is one, unread; and how it is reached.
+    def _ask(self, limit_s: float) -> tuple[Reach, bytes] | Ended:
+        """How a coordinator is reached, once there is one, and what it says of the job, unread.
+
+        Or how the job has ended, if nobody begins it again for long.
 
         Raises:
-            AttemptEnded: the job has ended, and nobody has begun it again for long.
             CoordinatorUnavailable: there was none for so long.
         """
         until, over = time.monotonic() + limit_s, math.inf
         self._teller.prepare(f"waiting for the coordinator at {self.request.where}")
         while True:
             try:
-                reach = self._found()
-                told = ask(BRIEF, reach)
-            except AttemptEnded as error:
-                self._teller.say_once(str(error), str(error))
-                over = min(over, time.monotonic() + _NEXT_S)
-                if time.monotonic() > min(over, until):
-                    raise
+                found = self._found()
+                told = b"" if isinstance(found, Ended) else ask(BRIEF, found)
             except CoordinatorUnavailable as error:
                 over = math.inf
                 if error.args and NOBODY not in str(error):
@@ -205,20 +200,26 @@ class Joiner:
                 if time.monotonic() > until:
                     raise
             else:
-                self._teller.prepared()
-                return reach, told
+                if not isinstance(found, Ended):
+                    self._teller.prepared()
+                    return found, told
+                self._teller.say_once("ended", f"the job has ended: {found.outcome}; the next attempt is waited for")
+                over = min(over, time.monotonic() + _NEXT_S)
+                if time.monotonic() > min(over, until):
+                    return found
             self._pause(_AGAIN_S)
 
-    def _found(self) -> Reach:
-        """How coordinators are reached, those of which we were told before among them."""
+    def _found(self) -> Reach | Ended:
+        """How coordinators are reached, those of which we were told before among them; or how the job has ended."""
         try:
-            reach = self._reach = self.request.find()
-        except AttemptEnded:
-            raise
+            reach = self.request.find()
         except CoordinatorUnavailable:
             if self._reach is None:
                 raise
             reach = self._reach
+        if isinstance(reach, Ended):
+            return reach
+        self._reach = reach
         return replace(reach, addresses=",".join(dict.fromkeys((*self._known, *reach.addresses.split(",")))))
 
     def _pause(self, seconds: float) -> None:
