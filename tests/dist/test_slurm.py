@@ -86,14 +86,21 @@ class Launched:
     @contextlib.contextmanager
     def held(self, *nodes):
         """One worker of these nodes is stopped meanwhile, so that the job does not end."""
-        workers = {event.worker: event for event in self.events(WorkerReady)}
-        stopped = psutil.Process(next(event.pid for event in workers.values() if event.node in nodes))
-        stopped.suspend()
+        stopped = self.until(lambda: self._stopped(nodes))
         try:
             yield
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):  # what is wrong with that, what follows shows
                 stopped.resume()
+
+    def _stopped(self, nodes):
+        for event in reversed(self.events(WorkerReady)):
+            if event.node in nodes:
+                with contextlib.suppress(psutil.NoSuchProcess):  # one that was on its way may have ended
+                    process = psutil.Process(event.pid)
+                    process.suspend()
+                    return process
+        return None
 
     def summary(self):
         """How the job has ended, once it has, and Slurm has its nodes back."""

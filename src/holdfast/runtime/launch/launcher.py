@@ -8,6 +8,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -281,6 +282,11 @@ class Launcher:
             command += ["--token-file", str(request.run_dir.absolute() / TOKEN)]
         elsewhere = request.begin_elsewhere
         who = f"{elsewhere} of {request.job.num_workers} workers begin" if elsewhere else "workers can come"
+        if address := _own_alone(request.job.control.host):
+            self._teller.say(
+                f"--listen {request.job.control.host}: is {address} on this machine, where no other one reaches it; "
+                "expected an address of its network"
+            )
         alone = is_loopback(request.job.control.host)
         where = "elsewhere on this machine (--listen lets others in)" if alone else "on other machines"
         self._teller.say(f"{who} {where}, by: {shlex.join(command)} --slots N")
@@ -304,6 +310,14 @@ class Launcher:
             told = tell_preempted(ended.detail, agent.checkpoint, request.run_dir)
             raise Interrupted(self._signals.notice or signal.SIGTERM, told)
         return outcome_of(briefing, ended, agent, restarts)
+
+
+def _own_alone(host: str) -> str:
+    """The address of a host's name, if no other machine reaches that, as some systems have it of their own; or ""."""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(host)
+        return address if is_loopback(address) and not is_loopback(host) else ""
+    return ""
 
 
 def _open_to_others(briefing: Briefing) -> None:
