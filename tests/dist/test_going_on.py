@@ -52,6 +52,7 @@ class Launcher:
     def start(self, *more: str, group: bool = False) -> subprocess.Popen:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [sys.executable, "-m", "holdfast", *self._words(more)]
+        self._log_before = self._log()
         self._started.append(subprocess.Popen(command, start_new_session=group, **pipes))
         return self._started[-1]
 
@@ -67,9 +68,18 @@ class Launcher:
         path = self.run_dir / "events.jsonl"
         return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
 
+    def _log(self) -> int | None:
+        """Which file the log is."""
+        path = self.run_dir / "events.jsonl"
+        return path.stat().st_ino if path.exists() else None
+
     def when(self, process: subprocess.Popen, kind: type, step: int) -> None:
-        """Waits until the attempt that runs has an event of a step, or of a later one."""
-        until(lambda: any(event.step >= step for event in self.events(kind)), f"step {step}", process)
+        """Waits until what was started last has an event of a step, or of a later one, in a log of its own."""
+
+        def has_come() -> bool:
+            return self._log() != self._log_before and any(event.step >= step for event in self.events(kind))
+
+        until(has_come, f"step {step}", process)
 
     def when_it_trains(self, process: subprocess.Popen) -> None:
         """Waits until a process has the run directory for its own."""
