@@ -10,11 +10,13 @@ from holdfast.cli.lines import EventLines
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.join import join
 from holdfast.runtime.launch.joining import JoinRequest
+from holdfast.runtime.node.agent import LEFT
 from holdfast.runtime.node.signals import Interrupted
 
 __all__ = ["add_agent_parser", "take_part"]
 
 _DO_NOT_START_AGAIN = 93
+_START_ELSEWHERE = 75
 _WELL = ("done", "preempted")
 
 
@@ -25,7 +27,8 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         help="run workers on this machine for a job that was begun on another",
         description="Runs workers on this machine for a job that was begun on another one, until the job has ended. "
         "It may be started before the job, after it, or again when it has died; in a running job its workers take the "
-        "places of lost ones. Exit codes: 0 the job has ended well, 93 otherwise: do not start it again.",
+        "places of lost ones. SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 has its workers leave between two steps. Exit codes: "
+        "0 the job has ended well, 93 otherwise: do not start it again; 75 its workers have left a job that goes on.",
     )
     add_coordinator(parser, "--coordinator")
     parser.add_argument(
@@ -66,5 +69,8 @@ def take_part(request: JoinRequest, *, quiet: bool) -> int:
         return 128 + interruption.signal_number
     finally:
         lines.end()
+    if ended.outcome == LEFT:
+        print("the workers of this node have left; the job goes on")
+        return _START_ELSEWHERE
     print(f"the job has ended: {ended.outcome}" + (f", {ended.detail}" if ended.detail else ""))
     return 0 if ended.outcome in _WELL else _DO_NOT_START_AGAIN

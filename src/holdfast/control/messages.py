@@ -48,6 +48,7 @@ __all__ = [
     "Joined",
     "Leaving",
     "Left",
+    "NodeLeaving",
     "Meet",
     "Message",
     "News",
@@ -156,7 +157,8 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     to compute nothing; ``raised``: why it has stopped; ``strikes``: faults that the agent is to carry out for it.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
     yet taken up; ``coming`` the workers whose newest process was started on demand, and lives; ``started`` the
-    processes that live; ``preempted``: see Preempted; ``coordinators``: the addresses of those that it has started.
+    processes that live; ``preempted``: see Preempted; ``leaving``: see NodeLeaving; ``coordinators``: the addresses of
+    those that it has started.
     """
 
     worker: WorkerId | None
@@ -311,6 +313,12 @@ class CaughtUp(_Wire, frozen=True, tag=True, kw_only=True):
     step: int
     entered: int
     bytes: int
+
+
+class NodeLeaving(_Wire, frozen=True, tag=True, kw_only=True):
+    """The agent of a node was told to go: its workers say so themselves, and no more are to be started there."""
+
+    process: Process
 
 
 class WorkerOffer(_Wire, frozen=True, tag=True, kw_only=True):
@@ -747,6 +755,7 @@ Message = (
     | Started
     | Exited
     | NodeLost
+    | NodeLeaving
     | StandingBy
     | Pulsed
 )
@@ -824,7 +833,7 @@ def may_say(worker: WorkerId | None, process: Process | None, message: Message) 
     match message:
         case Started(process=its) | Exited(process=its):
             return worker is None and process is not None and its.node.shares_agent(process.node)
-        case StandingBy(process=its) | Pulsed(process=its):
+        case StandingBy(process=its) | Pulsed(process=its) | NodeLeaving(process=its):
             return worker is None and process == its
         case WorkerOffer(node=node):
             return worker is None and process is not None and node == process.node

@@ -69,6 +69,10 @@ class VirtualProcesses:
         """Ends it, unless it has ended."""
         self._by_child[child].kill()
 
+    def terminate(self, child: Child, /) -> None:
+        """Tells it to go, unless it has ended."""
+        self._by_child[child].leave()
+
 
 class VirtualAgent:
     """The agent of one node: starts workers there, and is told what to do while it lives and has a connection.
@@ -155,6 +159,11 @@ class VirtualAgent:
         for worker in sorted(self._group.running):
             self._world.running[worker].kill()
         self._world.links.hang_up(self.process, Closed(worker=None, process=self.process))
+
+    def leave(self) -> None:
+        """Its node is to go, and the job goes on."""
+        if self.alive:
+            self._group.leave()
 
     def preempt(self) -> None:
         """The job is to end."""

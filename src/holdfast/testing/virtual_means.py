@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from holdfast.control.messages import Dormant, Leaving
+from holdfast.control.messages import Dormant
 from holdfast.core.ids import WorkerId
 from holdfast.errors import InternalError
 from holdfast.telemetry.events import Event
@@ -38,8 +38,7 @@ class VirtualMeans:
         elif number == signal.SIGSTOP:
             process.stop()
         elif number == signal.SIGTERM:
-            process.driver.leaving = True
-            process.say(Leaving(worker=process.worker))
+            process.leave()
         else:
             process.driver.dormant = number == signal.SIGUSR1
             process.say(Dormant(worker=process.worker, dormant=process.driver.dormant))

@@ -9,7 +9,7 @@ from functools import partial
 
 from holdfast.control.detection import PATIENCE
 from holdfast.control.membership import Closed
-from holdfast.control.messages import Command, Failure, Message, StateAt
+from holdfast.control.messages import Command, Failure, Leaving, Message, StateAt
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Receive
@@ -205,6 +205,12 @@ class VirtualWorker:
     def stop(self) -> None:
         """Nothing is heard of it any more, and it does nothing."""
         self._stopped, self._call = True, None
+
+    def leave(self) -> None:
+        """It is told to go."""
+        if self.alive:
+            self.driver.leaving = True
+            self.say(Leaving(worker=self.worker))
 
     def kill(self) -> None:
         """Its last instruction is over; its peers see their connections close, sooner or later than the coordinator."""

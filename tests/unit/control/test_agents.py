@@ -15,6 +15,7 @@ from holdfast.control.messages import (
     Fence,
     Heartbeat,
     Hello,
+    NodeLeaving,
     Started,
     StartWorker,
     StateAt,
@@ -100,6 +101,22 @@ def test_whoever_offers_is_asked(job):
     assert (job.asked, dict(job.state.roster.where)) == ([(W10, ELSEWHERE)], {W10: ELSEWHERE})
     job.give(Hello(worker=W10, process=process(W10, 2, ELSEWHERE)))
     assert (job.state.roster.expected, dict(job.state.roster.where)) == (frozenset(), {})
+
+
+def test_nobody_is_started_where_an_agent_was_told_to_go(job):
+    leaves = NodeLeaving(process=agent(THERE).process)
+    job.give(WorkerOffer(worker=None, node=THERE), leaves, leaves)
+    assert [event.text for event in job.recorded] == ["node there was told to go: its workers leave"]
+    assert job.give(died(W00)).asked == []
+    assert job.give(WorkerOffer(worker=None, node=ELSEWHERE)).asked == [(W00, ELSEWHERE)]
+
+
+def test_who_follows_learns_that_an_agent_was_told_to_go(job):
+    job.give(gone(THERE)).give(agent(THERE, leaving=True))
+    assert job.state.contact.staying == (ELSEWHERE, NODE)
+    job.give(gone(THERE), *closed(W10, W11), now=5.0).give(Tick(), now=5.0 + WHOLE_NODE_S)
+    assert "node there has left" in [event.text for event in job.recorded if isinstance(event, Notice)]
+    assert not job.state.contact.leaving
 
 
 def test_what_an_agent_offers_that_is_away_waits_for_it(job):

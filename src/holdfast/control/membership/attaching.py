@@ -235,8 +235,9 @@ def _heard(state: Membership, hello: Hello, now: float) -> Membership:
     """An agent is here, and has said what it offers."""
     node = hello.process.node
     others = tuple(offer for offer in state.vacancies.offers if offer.node != node)
+    contact = state.contact.with_agent(node, now)
     return replace(
         state,
-        contact=state.contact.with_agent(node, now),
+        contact=contact.told_to_go(node) if hello.leaving else contact,
         vacancies=replace(state.vacancies, offers=(*others, *(Offer(place, node) for place in hello.offers))),
     )

@@ -77,7 +77,7 @@ from holdfast.control.membership.state import (
     prefixed,
 )
 from holdfast.control.membership.storing import counted
-from holdfast.control.membership.vacancies import answer_offers, offered
+from holdfast.control.membership.vacancies import answer_offers, offered, on_node_leaving
 from holdfast.control.membership.watching import on_agent_closed, on_closed, on_suspect, on_tick
 from holdfast.control.messages import (
     Audited,
@@ -93,6 +93,7 @@ from holdfast.control.messages import (
     Leaving,
     Left,
     Message,
+    NodeLeaving,
     NodeLost,
     Preempted,
     Raised,
@@ -185,6 +186,8 @@ def _decide(
         case WorkerOffer(worker=worker, node=node):
             state = offered(state, Offer(worker, node))
             return gather(state, now) if state.phase is Phase.GATHERING else answer_offers(state)
+        case NodeLeaving(process=process):
+            return on_node_leaving(state, process.node)
         case Preempted():
             return on_preempted(state)
         case Strike(worker=worker):

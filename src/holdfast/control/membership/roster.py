@@ -186,6 +186,7 @@ class Contact:
         alone_at: when it was noted last that no other node is reached; if others could lead, in what all of them see.
         patience_s: how long nodes may be away all at once, if nobody else can lead.
         told_gone: nonces of processes whose loss, or leaving, a coordinator has told of whose decisions are lost.
+        leaving: nodes that were told to go, and whose agents are there.
     """
 
     detached: Mapping[WorkerId, float] = field(default_factory=dict)
@@ -199,6 +200,7 @@ class Contact:
     alone_at: float = -math.inf
     patience_s: float = 60.0
     told_gone: frozenset[str] = frozenset()
+    leaving: frozenset[NodeId] = frozenset()
 
     @property
     def here(self) -> tuple[NodeId, ...]:
@@ -220,11 +222,20 @@ class Contact:
             return None
         return next((node for node in self.here if node.shares_agent(process.node)), None)
 
+    @property
+    def staying(self) -> tuple[NodeId, ...]:
+        """Those of them on which workers can be started, in order."""
+        return tuple(node for node in self.here if node not in self.leaving)
+
     def with_agent(self, node: NodeId, now: float) -> Contact:
         """Returns it once an agent has a connection."""
         since = self.reachable_since if self.here else now
         others = {each: at for each, at in self.agents.items() if not each.shares_agent(node)}
         return replace(self, agents={**others, node: None}, reachable_since=since)
+
+    def told_to_go(self, node: NodeId) -> Contact:
+        """Returns it once a node was told to go."""
+        return replace(self, leaving=self.leaving | {node})
 
     def agent_closed(self, node: NodeId, now: float) -> Contact:
         """Returns it once an agent has no connection any more."""
@@ -232,7 +243,8 @@ class Contact:
 
     def without_agents(self, nodes: Collection[NodeId]) -> Contact:
         """Returns it once agents are held to be gone."""
-        return replace(self, agents={node: since for node, since in self.agents.items() if node not in nodes})
+        agents = {node: since for node, since in self.agents.items() if node not in nodes}
+        return replace(self, agents=agents, leaving=self.leaving.difference(nodes))
 
     def departed(self, gone: Iterable[WorkerId]) -> Contact:
         """Returns it once ``gone`` are lost: nobody listens to them any more."""

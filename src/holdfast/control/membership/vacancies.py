@@ -8,12 +8,22 @@ from dataclasses import replace
 
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, expulsion
-from holdfast.control.messages import StartWorker
+from holdfast.control.messages import Remark, StartWorker
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
-from holdfast.telemetry.events import Seated
+from holdfast.telemetry.events import Notice, Seated
 
-__all__ = ["NO_PLACES", "answer_offers", "ask", "matched", "offered", "seat", "seat_survivors", "spawn"]
+__all__ = [
+    "NO_PLACES",
+    "answer_offers",
+    "ask",
+    "matched",
+    "offered",
+    "on_node_leaving",
+    "seat",
+    "seat_survivors",
+    "spawn",
+]
 
 _ANYWHERE: Mapping[WorkerId, NodeId] = {}
 NO_PLACES = (Phase.GATHERING, Phase.REATTACHING, Phase.ENDED)
@@ -74,13 +84,24 @@ def _emptiest(state: Membership, *, offered: bool) -> NodeId | None:
     there = Counter(roster.processes[worker].node.nonce for worker in roster.there)
     there.update(node.nonce for node in roster.where.values())
     room = {offer.node for offer in state.vacancies.offers if offer.place is None}
-    fit = [node for node in state.contact.here if node in room or not offered]
+    fit = [node for node in state.contact.staying if node in room or not offered]
     return min(fit, key=lambda node: (node not in room, there[node.nonce]), default=None)
 
 
 def offered(state: Membership, offer: Offer) -> Membership:
     """Returns the membership once an agent could start a worker."""
     return _with_offers(state, (*state.vacancies.offers, offer))
+
+
+def on_node_leaving(state: Membership, node: NodeId) -> Decision:
+    """A node was told to go: its workers say so themselves; whatever it could have started it cannot any more."""
+    if node in state.contact.leaving or node not in state.contact.here:
+        return state, ()
+    offers = tuple(offer for offer in state.vacancies.offers if offer.node != node)
+    state = replace(_with_offers(state, offers), contact=state.contact.told_to_go(node))
+    text = f"node {node} was told to go: its workers leave"
+    told = Tell(to=None, command=Remark(worker=None, kind=f"leaving {node.nonce}", text=text))
+    return state, (Record(event=Notice(worker="coordinator", text=text)), told)
 
 
 def _with_offers(state: Membership, offers: tuple[Offer, ...]) -> Membership:

@@ -11,6 +11,7 @@ from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.gathering import gather
 from holdfast.control.membership.losses import on_lost, on_no_show, on_overdue
 from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
+from holdfast.control.membership.roster import Contact
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -152,8 +153,15 @@ def _held_until(state: Membership) -> float | None:
     return None if since is None or contact.others_lead or len(contact.agents) <= 2 else since + contact.patience_s
 
 
+def _told_gone(contact: Contact, node: NodeId) -> str:
+    if node in contact.leaving:
+        return f"node {node} has left"
+    return f"node {node} is gone: its agent has lost its connection, and is not back"
+
+
 def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
     """Agents are gone, and whatever they have started ends with them: one event."""
+    said = [Record(event=Notice(worker="coordinator", text=_told_gone(state.contact, node))) for node in nodes]
     workers = {worker: node for node in nodes for worker in state.roster.on(node)}
     asked = {worker: process.node for worker, (process, _) in state.vacancies.starting.since.items()}
     asked |= state.roster.where
@@ -170,8 +178,6 @@ def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
             state.vacancies, offers=tuple(offer for offer in state.vacancies.offers if offer.node not in nodes)
         ),
     )
-    text = "node {} is gone: its agent has lost its connection, and is not back"
-    said = [Record(event=Notice(worker="coordinator", text=text.format(node))) for node in nodes]
     if state.phase is Phase.GATHERING:  # who has attached by then begins elsewhere, too
         here = {worker: node for worker, node in workers.items() if worker not in state.roster.spares}
         workers, coming = {each: workers[each] for each in workers.keys() - here.keys()}, coming | here

@@ -76,3 +76,7 @@ class IsolatedWorkers:
     def kill(self, child: Child, /) -> None:
         """See Processes.kill."""
         self.inner.kill(child)
+
+    def terminate(self, child: Child, /) -> None:
+        """See Processes.terminate."""
+        self.inner.terminate(child)

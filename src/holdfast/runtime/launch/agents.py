@@ -100,6 +100,7 @@ def agent_of(
     coordinators: tuple[str, ...] = (),
     gone: Callable[[CoordinatorUnavailable], Exception] = lambda error: error,
     notice_s: float = 0.0,
+    leaves: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     stand_by: Callable[[], str] = lambda: "",
 ) -> NodeAgent:
@@ -115,6 +116,7 @@ def agent_of(
         coordinators: the addresses of those that run here.
         gone: makes the error that ends the job here when there was no coordinator for too long.
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job here at once.
+        leaves: whether a notice has this node's workers leave the job, which goes on.
         on_progress: called after every step.
         stand_by: starts a coordinator that stands by, and returns its address; "": it cannot.
     """
@@ -157,6 +159,7 @@ def agent_of(
         reporter=Reporter(of=briefing.job.num_workers),
         gone=gone,
         notice_s=notice_s,
+        leaves=leaves,
         on_progress=on_progress,
         inbox=inbox,
         coordinators=coordinators,

@@ -30,7 +30,7 @@ from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import JobOutcome, outcome_of
 from holdfast.runtime.launch.ports import joined_ports
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.node.agent import NodeAgent
+from holdfast.runtime.node.agent import LEFT, NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIT
 from holdfast.runtime.node.inbox import EventQueue
@@ -161,6 +161,7 @@ class Joiner:
                 log,
                 inbox,
                 slots=slots,
+                leaves=True,
                 stand_by=partial(_stand_by, coordinators, ports.coordinator, self._teller),
             )
             coordinators.hopeless = agent.stand_down
@@ -171,6 +172,8 @@ class Joiner:
                     ended = _followed(agent)
             finally:
                 self._known = tuple(agent.addresses.split(","))
+            if ended.outcome == LEFT:
+                return ended
             if _is_current(briefing):
                 log.write(time.monotonic(), JobEnded(outcome=ended.outcome, step=ended.step))
             led = ended.leader is not None and ended.leader.shares_agent(node) and ended.outcome not in _ENDS_NO_RUN

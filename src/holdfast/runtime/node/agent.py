@@ -40,7 +40,10 @@ from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import EventLog, Notice, Retold
 
-__all__ = ["Line", "NodeAgent"]
+__all__ = ["LEFT", "Line", "NodeAgent"]
+
+LEFT = "left"
+"""How it has ended for an agent whose node has left a job that goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class NodeAgent:
         reporter: makes lines of news.
         gone: makes the error that ends the job when there was no coordinator for too long.
         notice_s: how long a checkpoint may take that is made at a notice to end; 0: a notice ends the job at once.
+        leaves: whether a notice ends no job, but has the workers of this node leave it.
         on_progress: called after every step.
         inbox: what is to be handled.
         coordinators: the addresses of those that were started here.
@@ -97,6 +101,7 @@ class NodeAgent:
     notice_s: float
     on_progress: Callable[[Progress], None]
     inbox: EventQueue
+    leaves: bool = False
     coordinators: tuple[str, ...] = ()
     stand_by: Callable[[], str] = lambda: ""
     on_pulse: Callable[[], None] = lambda: None
@@ -142,14 +147,15 @@ class NodeAgent:
         self._client.close()
 
     def follow(self) -> Ended:
-        """Does what the coordinator says until it says how the job has ended.
+        """Does what the coordinator says until it says how the job has ended, or this node has left it (:data:`LEFT`).
 
         Raises:
             ConfigError: the coordinator refuses us, or cannot be started again.
             InternalError: the job cannot go on.
             Interrupted: a signal came.
         """
-        on_notice = (lambda: self.inbox.put(Preempt.BEGIN)) if self.notice_s else None
+        notice = Preempt.LEAVE if self.leaves else Preempt.BEGIN
+        on_notice = (lambda: self.inbox.put(notice)) if self.notice_s or self.leaves else None
         with self.local.signals.heard(on_notice=on_notice, wake=self.inbox.wake):
             while True:
                 if (ended := self._handle(self._next())) is not None:
@@ -162,6 +168,8 @@ class NodeAgent:
             self.local.check()
             if item is not None:
                 return item
+            if self.group.has_left:
+                return Preempt.LEFT
 
     def _handle(self, item: Item) -> Ended | None:
         """Handles one item; returns how the job has ended, if it has."""
@@ -170,6 +178,10 @@ class NodeAgent:
                 self._preempt()
             case Preempt.GIVE_UP:
                 return self._give_up()
+            case Preempt.LEAVE:
+                self._leave()
+            case Preempt.LEFT:
+                return Ended(outcome=LEFT, detail="", step=0, directory="", generations=0, lost_layers=())
             case Ended():
                 if item.outcome == "preempted" and not item.detail:
                     self.checkpoint = item.step
@@ -235,16 +247,22 @@ class NodeAgent:
 
     def _preempt(self) -> None:
         """A notice to end: asks for one more checkpoint, and for the end of the job after it."""
-        notice = self.local.signals.notice
-        assert notice is not None, "somebody has asked for it"
-        text = (
-            f"{signal.Signals(notice).name}: a checkpoint is made first, within {self.notice_s:g} s; SIGTERM after "
-            f"more than {ONE_NOTICE_S:g} s, or Ctrl-C, ends the job at once"
-        )
-        self.local.teller.tell(self.log, Notice(worker="agent", text=text))
+        self._tell_notice(f"a checkpoint is made first, within {self.notice_s:g} s", "the job")
         self._preempted = True
         self.group.send(Preempted())
         self.inbox.put_later(self.notice_s, Preempt.GIVE_UP)
+
+    def _leave(self) -> None:
+        """A notice to go: each worker does as soon as the others can do without it."""
+        self._tell_notice("the workers of this node leave between two steps, once others have their layers", "them")
+        self.group.leave()
+
+    def _tell_notice(self, what: str, whom: str) -> None:
+        notice = self.local.signals.notice
+        assert notice is not None, "somebody has asked for it"
+        more = f"SIGTERM after more than {ONE_NOTICE_S:g} s, or Ctrl-C, ends {whom} at once"
+        text = f"{signal.Signals(notice).name}: {what}; {more}"
+        self.local.teller.tell(self.log, Notice(worker="agent", text=text))
 
     def _give_up(self) -> Ended:
         """The job ends without the checkpoint that was asked for."""

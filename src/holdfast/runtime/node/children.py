@@ -88,6 +88,12 @@ class Children:
             if child in self._living:
                 self._living[child].kill()
 
+    def terminate(self, child: Child) -> None:
+        """Tells it to go (SIGTERM), unless it has ended."""
+        with self._changed:
+            if child in self._living and not child.ended.is_set():
+                self._living[child].terminate()
+
     def end(self, grace_s: float = 0.0) -> tuple[Child, ...]:
         """Ends all, and all that they have started, in limited time, whatever state they or their server are in.
 

@@ -19,6 +19,8 @@ class Preempt(enum.Enum):
 
     BEGIN = enum.auto()
     GIVE_UP = enum.auto()
+    LEAVE = enum.auto()
+    LEFT = enum.auto()
 
 
 Item = Command | ConfigError | CoordinatorUnavailable | Preempt | Callable[[], None]

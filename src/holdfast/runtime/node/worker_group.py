@@ -16,6 +16,7 @@ from holdfast.control.messages import (
     Fence,
     Hello,
     Message,
+    NodeLeaving,
     Progress,
     Started,
     StartWorker,
@@ -41,6 +42,9 @@ class Processes(Protocol):
 
     def kill(self, child: Child, /) -> None:
         """Ends it, unless it has ended."""
+
+    def terminate(self, child: Child, /) -> None:
+        """Tells it to go, unless it has ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +108,7 @@ class WorkerGroup:
     _exits: tuple[Exited, ...] = ()
     _open_offers: tuple[WorkerId | None, ...] = field(init=False)
     _coming: dict[WorkerId, Member | None] = field(default_factory=dict)
+    _leaves: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -121,6 +126,7 @@ class WorkerGroup:
             return Hello(
                 worker=None,
                 process=self.agent,
+                leaving=self._leaves,
                 generation=self._generation,
                 exits=self._exits,
                 offers=self._open_offers,
@@ -168,6 +174,8 @@ class WorkerGroup:
                 self._coming[worker] = member
             self.send(Started(worker=worker, process=member.process))
         self.children.attend(child, lambda _: self._on_end(worker, member))
+        if self._leaves:  # it was asked for before the coordinator had heard of that
+            self.children.kill(child)
 
     def _is_running(self, worker: WorkerId) -> bool:
         """Whether it has a process that nobody gave up; if it was asked for again, this is the one that comes."""
@@ -213,6 +221,8 @@ class WorkerGroup:
     def offer(self, worker: WorkerId | None) -> None:
         """Offers a worker to the coordinator: one that was lost, or, if None, a new one."""
         with self._lock:  # a hello made in between would tell of it, and the offer would follow
+            if self._leaves:
+                return
             self._open_offers += (worker,)
             self.send(WorkerOffer(worker=worker, node=self.node))
 
@@ -228,6 +238,21 @@ class WorkerGroup:
             self._open_offers = ()
         for _ in range(self.slots):
             self.offer(None)
+
+    def leave(self) -> None:
+        """Tells all workers to go, as soon as the others can do without them; none is started any more."""
+        with self._lock:
+            self._leaves, self._open_offers = True, ()
+            self.send(NodeLeaving(process=self.agent))
+            running = tuple(self._running.values())
+        for member in running:
+            self.children.terminate(member.child)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was told to go, and none of its processes runs any more."""
+        with self._lock:
+            return self._leaves and not self._running and not self._coming
 
     def kill(self, worker: WorkerId) -> None:
         """Ends a worker's newest process."""
