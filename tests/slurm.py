@@ -141,6 +141,11 @@ class SlurmCluster:
             daemon.wait(LIMIT_S)
         for node in self.nodes:
             self._kill(self.processes_of(node), node)
+        for process in psutil.process_iter():  # that of a step whose processes have ended waits for a daemon
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if ours and process.name().startswith("slurmstepd"):
+                    process.kill()
 
 
 @pytest.fixture
