@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from holdfast.cli.arguments import add_coordinator, reach_from, whole_number
-from holdfast.cli.lines import EventLines
+from holdfast.cli.lines import EventLines, describe_ended
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.join import join
 from holdfast.runtime.launch.joining import JoinRequest
@@ -72,5 +72,5 @@ def take_part(request: JoinRequest, *, quiet: bool) -> int:
     if ended.outcome == LEFT:
         print("the workers of this node have left; the job goes on")
         return _START_ELSEWHERE
-    print(f"the job has ended: {ended.outcome}" + (f", {ended.detail}" if ended.detail else ""))
+    print(describe_ended(ended))
     return 0 if ended.outcome in _WELL else _DO_NOT_START_AGAIN

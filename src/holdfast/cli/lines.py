@@ -9,11 +9,11 @@ from holdfast.cli.arguments import hours
 from holdfast.cli.inspect import tell_checkpoint
 from holdfast.cli.ways_shown import tell_technique, tell_way
 from holdfast.config.job import Job
-from holdfast.control.messages import Progress
+from holdfast.control.messages import Ended, Progress
 from holdfast.plain import one_line
 from holdfast.telemetry.events import Chosen, Event, JobStarted, Notice, Preparing, Scheduled
 
-__all__ = ["EventLines", "ProgressLine", "describe_preparing"]
+__all__ = ["EventLines", "ProgressLine", "describe_ended", "describe_preparing"]
 
 _EVERY_S = 10.0
 _NAMED = 4
@@ -112,6 +112,11 @@ class ProgressLine(EventLines):
         text += f"  workers {progress.alive}/{self._started.workers}"
         text += f"  checkpoint {progress.checkpoint}" if progress.checkpoint else ""
         return text + ("  OMITTED: a gradient was not finite" if progress.omitted else "")
+
+
+def describe_ended(ended: Ended) -> str:
+    """Returns a line on how a job has ended."""
+    return one_line(f"the job has ended: {ended.outcome}" + (f", {ended.detail}" if ended.detail else ""))
 
 
 def describe_preparing(event: Preparing) -> str:

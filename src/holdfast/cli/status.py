@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from holdfast.cli.arguments import add_coordinator, hours, reach_from
+from holdfast.cli.lines import describe_ended
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import STATUS
 from holdfast.control.membership import Phase
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             reach = find()
             if isinstance(reach, Ended):
-                print(f"the job has ended: {reach.outcome}" + (f", {reach.detail}" if reach.detail else ""))
+                print(describe_ended(reach))
                 return 0
             for answer in watch(reach) if args.watch else (ask(STATUS, reach),):
                 answered_at = time.monotonic()

@@ -39,7 +39,7 @@ from holdfast.control.messages import (
     unpack,
 )
 from holdfast.control.reach import Reach
-from holdfast.control.tls import channel_credentials
+from holdfast.control.tls import Caller, channel_credentials
 from holdfast.control.token import TOKEN_KEY
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 
@@ -108,7 +108,7 @@ class ControlClient:
         impatient: bool = False,
         on_pulse: Callable[[Pulse], None] = lambda pulse: None,
     ) -> None:
-        self._credentials = channel_credentials(tls) if tls else None
+        self._caller = channel_credentials(tls) if tls else None
         self._given = tuple(address.split(","))
         self._addresses = deque(self._given)
         # A leader that is stopped closes no connection either; where another one may lead, we look for it soon.
@@ -174,7 +174,7 @@ class ControlClient:
 
     def _attend(self) -> Problem:
         """Keeps one stream to its end; returns why it ended, None if the coordinator ended it in good order."""
-        with _opened(self._address, self._credentials, self._options) as channel:
+        with _opened(self._address, self._caller, self._options) as channel:
             attach = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             outgoing = self._outbox.open(lambda: self._last_words or self._hello())
             self._heard = False
@@ -251,13 +251,13 @@ def watch(reach: Reach) -> Iterator[bytes]:
 
 
 def _answers(what: str, reach: Reach, *, says: tuple[bytes, ...], limit_s: float | None) -> Iterator[bytes]:
-    credentials = channel_credentials(reach.tls) if reach.tls else None
+    caller = channel_credentials(reach.tls) if reach.tls else None
     problems: list[ConfigError | CoordinatorUnavailable] = []
     for each in reach.addresses.split(","):
         if not _listening((each,)):
             problems.append(CoordinatorUnavailable(f"coordinator at {each}: {NOBODY}"))
             continue
-        with _opened(each, credentials, _OPTIONS) as channel:
+        with _opened(each, caller, _OPTIONS) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{what}")
             try:
                 yield from call(iter(says), metadata=((TOKEN_KEY, reach.token),), timeout=limit_s)
@@ -273,14 +273,13 @@ def _answers(what: str, reach: Reach, *, says: tuple[bytes, ...], limit_s: float
 
 def _opened(
     address: str,
-    credentials: tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]] | None,
+    caller: Caller | None,
     options: Sequence[tuple[str, int]],
 ) -> grpc.Channel:
     """Opens a channel; a socket in a folder that keeps others out is in the clear."""
-    if credentials is None or address.startswith("unix:"):
+    if caller is None or address.startswith("unix:"):
         return grpc.insecure_channel(address, options=options)
-    shown, name = credentials
-    return grpc.secure_channel(address, shown, options=[*options, *name])
+    return grpc.secure_channel(address, caller.credentials, options=[*options, *caller.options])
 
 
 def _explained(address: str, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -14,7 +14,7 @@ from holdfast.config.job import Tls
 from holdfast.control.certificates import ANY_HOST
 from holdfast.errors import ConfigError
 
-__all__ = ["channel_credentials", "check_tls", "is_for_any_host", "link_contexts", "server_credentials"]
+__all__ = ["channel_credentials", "Caller", "check_tls", "link_contexts", "server_credentials"]
 
 _FIRST = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 """Of a chain, the certificate of whoever shows it."""
@@ -26,20 +26,23 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
 
 
-def channel_credentials(tls: Tls) -> tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]:
-    """What a caller presents, and by whom the server must be certified; and options of the channel: for which name."""
+class Caller(NamedTuple):
+    """What a caller presents and by whom the server must be certified; and for which name, as options of a channel."""
+
+    credentials: grpc.ChannelCredentials
+    options: tuple[tuple[str, str], ...]
+
+
+def channel_credentials(tls: Tls) -> Caller:
+    """What whoever calls a coordinator presents and demands."""
     ca, cert, key = (_read(name, path) for name, path in _files(tls))
     credentials = grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
-    return credentials, (("grpc.ssl_target_name_override", ANY_HOST),) if is_for_any_host(tls) else ()
+    return Caller(credentials, (("grpc.ssl_target_name_override", ANY_HOST),) if _is_for_any_host(cert) else ())
 
 
-def is_for_any_host(tls: Tls) -> bool:
-    """Whether all processes of a job show this certificate, wherever they run: callers look for that, not for the host.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    found = _FIRST.search(_read("cert", tls.cert))
+def _is_for_any_host(cert: bytes) -> bool:
+    """Whether all processes of a job show this certificate, on whichever hosts: callers do not look for the host's."""
+    found = _FIRST.search(cert)
     with contextlib.suppress(ValueError):  # whoever uses it finds out, and says so
         return found is not None and ANY_HOST.encode() in ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
     return False
@@ -69,7 +72,9 @@ def link_contexts(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 def _calling(tls: Tls) -> ssl.SSLContext:
-    return _context(tls, ssl.PROTOCOL_TLS_CLIENT, _AnyHost if is_for_any_host(tls) else ssl.SSLContext)
+    return _context(
+        tls, ssl.PROTOCOL_TLS_CLIENT, _AnyHost if _is_for_any_host(_read("cert", tls.cert)) else ssl.SSLContext
+    )
 
 
 def check_tls(tls: Tls, host: str) -> None:

@@ -121,7 +121,7 @@ def test_who_has_certificate_and_token_is_answered(service, ours):
 
 def test_a_certificate_without_the_token_is_refused(service, ours):
     assert isinstance(outcome(service, ours, token="wrong"), ConfigError)
-    with grpc.secure_channel(service.address, channel_credentials(ours)[0]) as channel:
+    with grpc.secure_channel(service.address, channel_credentials(ours).credentials) as channel:
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
             iter([pack([encode(Hello(worker=A, process=process_of(A, 1)))])])
         )

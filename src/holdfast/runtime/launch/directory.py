@@ -16,6 +16,7 @@ from holdfast.control.chain.leading import end_for_good, is_led
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, open_chain
 from holdfast.control.membership import StoredDecision
 from holdfast.control.messages import Ended
+from holdfast.control.token import is_token
 from holdfast.errors import ConfigError, HoldfastError, LedElsewhere, StorageError
 from holdfast.runtime.hardening import make_private, write_private
 from holdfast.runtime.launch.request import DECISIONS, RunRequest
@@ -31,6 +32,7 @@ __all__ = [
     "led_elsewhere",
     "seen_by_others",
     "take_directory",
+    "token_in",
 ]
 
 JOB_ID, TOKEN = "job-id", "token"
@@ -91,6 +93,21 @@ def led_elsewhere(run_dir: Path) -> bool:
 def _is_led(url: str) -> bool:
     with contextlib.closing(open_chain(url)) as chain:
         return is_led(chain)
+
+
+def token_in(run_dir: Path) -> str:
+    """Returns the token of the job of a run directory, which agents may know.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        if is_token(token := (run_dir / TOKEN).read_text().strip()):
+            return token
+        why = "holds no token"
+    except (OSError, UnicodeError) as error:
+        why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise ConfigError(f"{TOKEN} {why}; expected that of the job, or --token-file, or HOLDFAST_TOKEN")
 
 
 def seen_by_others(run_dir: Path) -> str | None:

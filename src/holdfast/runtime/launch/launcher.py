@@ -21,13 +21,13 @@ from holdfast.config.load import is_loopback
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, is_database, try_store
 from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
-from holdfast.control.token import is_token, of_attempt
+from holdfast.control.token import of_attempt
 from holdfast.errors import ConfigError, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.agents import agent_of, heard_of_leader, prepare_process, this_node
 from holdfast.runtime.launch.briefing import Briefing
-from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, TOKEN, end_attempt, take_directory
+from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, TOKEN, end_attempt, take_directory, token_in
 from holdfast.runtime.launch.ending import (
     JobOutcome,
     delete_logs,
@@ -387,9 +387,8 @@ def _briefing(request: RunRequest, job: Job, machine: Machine, findings: Preflig
 
 def _invitation(run_dir: Path) -> str:
     """The token of attempts before this one, which agents may know, or one that nobody knows."""
-    with contextlib.suppress(OSError, UnicodeError):
-        if is_token(known := (run_dir / TOKEN).read_text().strip()):
-            return known
+    with contextlib.suppress(ConfigError):
+        return token_in(run_dir)
     return secrets.token_hex(32)
 
 

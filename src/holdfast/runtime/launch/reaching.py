@@ -11,9 +11,8 @@ from holdfast.control.chain.leading import how_it_ended, leads_at
 from holdfast.control.chain.opening import open_chain
 from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
-from holdfast.control.token import is_token
 from holdfast.errors import CoordinatorUnavailable, HoldfastError
-from holdfast.runtime.launch.directory import TOKEN, seen_by_others
+from holdfast.runtime.launch.directory import seen_by_others, token_in
 
 __all__ = ["reach_in"]
 
@@ -36,21 +35,10 @@ def reach_in(run_dir: Path, *, token: str = "", tls: Tls | None = None) -> Reach
                     return ended
                 if address := leads_at(chain):
                     tls = tls or load_job(run_dir / "job.yaml").control.tls
-                    return Reach(addresses=address, token=token or _token_in(run_dir), tls=tls, read=True)
+                    return Reach(addresses=address, token=token or token_in(run_dir), tls=tls, read=True)
     except (HoldfastError, OSError) as error:  # it may be made anew just now
         raise CoordinatorUnavailable(f"{run_dir}: {error}") from None
     raise CoordinatorUnavailable(
         f"{run_dir}: no coordinator has said there where it listens (that of a job begun by `holdfast train --listen` "
         "does)"
     )
-
-
-def _token_in(run_dir: Path) -> str:
-    path = run_dir / TOKEN
-    try:
-        if is_token(token := path.read_text().strip()):
-            return token
-        why = "holds no token"
-    except (OSError, UnicodeError) as error:
-        why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    raise CoordinatorUnavailable(f"{TOKEN} {why}; expected that of the job, or --token-file, or HOLDFAST_TOKEN")
