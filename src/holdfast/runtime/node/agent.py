@@ -166,10 +166,10 @@ class NodeAgent:
         while True:
             item = self.inbox.get(LOOK_S)
             self.local.check()
+            if self.group.has_left and not isinstance(item, Ended):
+                return Preempt.LEFT
             if item is not None:
                 return item
-            if self.group.has_left:
-                return Preempt.LEFT
 
     def _handle(self, item: Item) -> Ended | None:
         """Handles one item; returns how the job has ended, if it has."""
