@@ -200,7 +200,7 @@ class Cluster(RuleBasedStateMachine):
         assert not after.roster.spares & {*ids, *after.roster.lost}
         assert after.roster.lost | after.roster.spares | set(ids) <= set(self.workers)
         assert after.roster.synced <= after.roster.entering
-        assert after.roster.leaving <= after.present
+        assert after.roster.needed <= after.roster.leaving <= after.present
         assert frozenset(after.contact.detached) <= after.present | after.roster.spares
         unborn = after.generation == 0  # then nobody is lost, and who did not come is started again
         asked = after.vacancies.starting.again | after.roster.where.keys()

@@ -12,7 +12,7 @@ from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Detected, Installed, Notice, Reattached, StepOps, Synced
+from holdfast.telemetry.events import Checkpointed, Detected, Installed, Notice, Parted, Reattached, StepOps, Synced
 from holdfast.testing.scenario import Delays, Scenario
 from holdfast.testing.virtual import VirtualCluster
 
@@ -21,6 +21,7 @@ NODES = 4
 GRID = (NODES, 2, 4)
 """A pipeline of two workers on each node."""
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "6"))
+LEFT_BEFORE = "it left before it heard that it was needed again"
 NOTICED_S = 0.03
 """What messages and a decision take at most, besides the time that a node is given."""
 
@@ -173,28 +174,109 @@ def test_a_node_dies_around_the_death_of_the_coordinator(staggered, at):
     assert len(of(result, Reattached)) == 1
 
 
+@pytest.mark.parametrize("at", [0.05, 0.2, 0.45, 0.7, 0.95, 1.2])
+def test_a_node_that_is_told_to_go_costs_nothing(staggered, at):
+    result = survives(staggered, f"leave-agent:2#{at}", steps=30, leaving_agents=[(at, 2)])
+    assert sorted(event.worker for event in of(result, Parted)) == of_node(2)
+    assert lost(result) == []
+    told = [event.text for event in of(result, Notice) if "node-2" in event.text]
+    assert told == ["node node-2 was told to go: its workers leave", "node node-2 has left"]
+    done = [(event.worker, event.step) for event in of(result, StepOps)]
+    assert len(set(done)) == len(done), "no worker ran any step twice"
+
+
+def test_who_comes_takes_the_place_of_a_node_that_has_left(staggered):
+    leaves, comes = [(0.5, 2)], [(0.9, 2)]
+    fired = ("leave-agent:2#0.5", "add-agent:2#0.9")
+    delays = Delays(start=(0.05, 0.05))
+    result = survives(staggered, *fired, steps=30, leaving_agents=leaves, more_agents=comes, delays=delays)
+    assert sorted(event.worker for event in of(result, Synced)) == of_node(2)
+
+
+def test_a_node_stays_that_is_the_only_one_with_layers_until_another_one_has_them(staggered):
+    """Meanwhile a checkpoint is made, as it may be gone before that."""
+    gone, told, comes = [(0.3, 0), (0.3, 1), (0.3, 3)], [(0.8, 2)], [(1.2, 2)]
+    result = survives(
+        staggered,
+        *(f"kill-agent:{number}#0.3" for number in (0, 1, 3)),
+        "leave-agent:2#0.8",
+        "add-agent:2#1.2",
+        steps=40,
+        agent_deaths=gone,
+        leaving_agents=told,
+        more_agents=comes,
+        checkpoint_every=1000,
+        delays=Delays(start=(0.05, 0.05)),
+    )
+    (left,) = {event.step for event in of(result, Parted)}
+    assert sorted(event.worker for event in of(result, Parted)) == of_node(2)
+    assert left >= max(event.step for event in of(result, Synced))
+    assert of(result, Checkpointed)[0].step < left
+    stays = [event.text for event in of(result, Notice) if "asked to leave" in event.text]
+    assert sorted(stays) == [
+        f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does; a checkpoint is made, "
+        "in case it cannot"
+        for layers in ("0, 1", "2, 3")
+    ]
+
+
+@pytest.mark.parametrize("at", [0.2, 0.5, 0.8])
+def test_all_nodes_are_told_to_go_and_one_has_to_stay(staggered, at):
+    told = [(at, number) for number in range(NODES)]
+    fired = [f"leave-agent:{number}#{at}" for number in range(NODES)]
+    result = survives(staggered, *fired, steps=30, leaving_agents=told, checkpoint_every=1000)
+    assert lost(result) == []
+    assert len(of(result, Parted)) == (NODES - 1) * GRID[1]
+    assert len(of(result, Checkpointed)) == 1
+
+
+@pytest.mark.parametrize("at", [0.45, 0.5, 0.52, 0.6, 0.7])
+def test_a_node_leaves_around_the_death_of_the_coordinator(staggered, at):
+    fired = ("leave-agent:1#0.5", f"kill-coordinator#{at}")
+    result = survives(staggered, *fired, steps=30, leaving_agents=[(0.5, 1)], coordinator_deaths=[(at, 0.2)])
+    early = [event for event in of(result, Detected) if event.how == LEFT_BEFORE]
+    assert early == of(result, Detected), "the next coordinator may have taken them for members"
+    assert sorted(event.worker for event in [*early, *of(result, Parted)]) == of_node(1)
+
+
+@pytest.mark.parametrize("after_s", [-0.1, 0.0, 0.05, 0.1, 0.2])
+def test_a_node_dies_while_another_one_leaves(staggered, after_s):
+    at = round(0.5 + after_s, 3)
+    fired = ("leave-agent:1#0.5", f"kill-agent:2#{at}")
+    result = survives(staggered, *fired, steps=30, leaving_agents=[(0.5, 1)], agent_deaths=[(at, 2)])
+    assert sorted({worker for worker, _ in lost(result)}) == of_node(2)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_anything_at_any_time(staggered, seed):
-    """Nodes die, agents' connections break, the coordinator dies, nodes come: never all of a stage's nodes."""
+    """Nodes die or leave, agents' connections break, the coordinator dies, nodes come: never all of a stage's die."""
     source = random.Random(seed)
     deaths = [(round(source.uniform(0.1, 1.5), 3), node) for node in source.sample(range(NODES), source.randint(0, 3))]
     breaks = [(round(source.uniform(0.1, 1.5), 3), source.randrange(NODES)) for _ in range(source.randint(0, 3))]
     more = [(round(source.uniform(0.2, 1.5), 3), source.randint(1, 3)) for _ in range(source.randint(0, 2))]
     dead = [(round(source.uniform(0.2, 1.5), 3), 0.2) for _ in range(source.randint(0, 1))]
+    safe = next(node for node in range(NODES) if node not in dict(map(reversed, deaths)))
+    may_go = [node for node in range(NODES) if not deaths or node != safe]
+    told = [(round(source.uniform(0.1, 1.5), 3), node) for node in source.sample(may_go, source.randint(0, 3))]
     try:
         result = run(
             seed=seed,
             steps=30,
             agent_deaths=deaths,
+            leaving_agents=told,
             broken_agents=breaks,
             more_agents=more,
             coordinator_deaths=dead,
         )
         assert result.outcome == "done", result.detail
         assert result.digest == healthy(30, staggered).digest
-        assert {f"kill-agent:{node}#{at}" for at, node in deaths} <= set(result.fired)
+        left = {node for at, node in told}
+        assert {f"kill-agent:{node}#{at}" for at, node in deaths if node not in left} <= set(result.fired)
         assert {f"add-agent:{offers}#{at}" for at, offers in more} <= set(result.fired)
-        assert {worker for worker, _ in lost(result)} >= set(of_node(*(node for _, node in deaths)))
+        stayed = [node for _, node in deaths if node not in left]
+        assert {worker for worker, _ in lost(result)} >= set(of_node(*stayed))
     except BaseException as error:
-        error.add_note(f"repeat: seed {seed}, deaths {deaths}, breaks {breaks}, more {more}, coordinator {dead}")
+        error.add_note(
+            f"repeat: seed {seed}, deaths {deaths}, told {told}, breaks {breaks}, more {more}, coordinator {dead}"
+        )
         raise

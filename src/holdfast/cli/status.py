@@ -110,7 +110,8 @@ def _to_lose(status: JobStatus) -> str:
 def _table(nodes: tuple[NodeStatus, ...]) -> list[str]:
     rows = [("node", "workers", "room", "")]
     for node in nodes:
-        state = "leads" if node.leads else "" if node.away_s is None else f"away for {node.away_s:.1f} s"
-        rows.append((node.name, " ".join(node.workers) or "-", str(node.room), state))
+        away = "" if node.away_s is None else f"away for {node.away_s:.1f} s"
+        state = [text for text in ("leads" if node.leads else away, "leaving" if node.leaving else "") if text]
+        rows.append((node.name, " ".join(node.workers) or "-", str(node.room), ", ".join(state)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -228,18 +228,19 @@ class ControlClient:
         return False
 
 
-def ask(what: str, reach: Reach) -> bytes:
+def ask(what: str, reach: Reach, says: bytes = b"") -> bytes:
     """Returns what the coordinators of a job say to whoever people have given its token, unread.
 
     Args:
-        what: :data:`BRIEF`, for agents; or :data:`STATUS`, which only the one that leads can say.
+        what: :data:`BRIEF`, for agents; or, which only the one that leads can answer, :data:`STATUS` or :data:`ORDER`.
         reach: how they are reached.
+        says: what they are told; empty: nothing.
 
     Raises:
         ConfigError: the token was refused, where none can be a stranger; or a certificate cannot be read.
         CoordinatorUnavailable: none answers.
     """
-    return b"".join(_answers(what, reach, says=(), limit_s=_ANSWER_S))
+    return b"".join(_answers(what, reach, says=(says,) if says else (), limit_s=_ANSWER_S))
 
 
 def watch(reach: Reach) -> Iterator[bytes]:

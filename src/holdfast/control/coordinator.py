@@ -2,7 +2,8 @@
 
 It is not on the path of a healthy step. One method, ``Attach``, is a stream in both directions per worker and agent;
 messages are msgpack-encoded typed values (see messages.py). ``Brief`` says what the agent of another machine must know
-before it can take part, ``Status`` how the job is. Every call must carry the job's token.
+before it can take part, ``Status`` how the job is, ``Order`` is what people want of it. Every call must carry the
+job's token.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
+from holdfast.control.orders import Answer, Order, consider, decode_order
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.standbys import Standbys
 from holdfast.control.status import JobStatus, Lately, status_of
@@ -66,10 +68,10 @@ from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import CoordinatorReady, Event, Log
 
-__all__ = ["BRIEF", "METHOD", "SERVICE", "STATUS", "Committer", "Coordinator", "serve"]
+__all__ = ["BRIEF", "METHOD", "ORDER", "SERVICE", "STATUS", "Committer", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
-METHOD, BRIEF, STATUS = "Attach", "Brief", "Status"
+METHOD, BRIEF, STATUS, ORDER = "Attach", "Brief", "Status", "Order"
 TICK_S = 0.2
 STATUS_S = 1.0
 """Between two times that whoever watches is told how the job is."""
@@ -430,6 +432,16 @@ class Coordinator:
         """How the job is."""
         return status_of(self._job, self.decider.membership, self._lately, self.decider.awake())
 
+    def obey(self, order: Order) -> Answer:
+        """Does what people want of the job, if that can be; returns what is said to them."""
+        answer, event, commands = consider(order, self.decider.membership)
+        for node, command in commands:
+            for peer in self._peers_of(tell := Tell(to=None, node=node, command=command)):
+                self._tell(peer, tell.command)
+        if event is not None:
+            self._take([event])
+        return answer
+
     @property
     def _node(self) -> str:
         """The name of the node where we run; "" if nobody else could lead."""
@@ -480,7 +492,9 @@ class Coordinator:
     def _keep_standbys(self) -> None:
         """Has coordinators started where there are none, as many as there are to be; behind a loss, too."""
         if self._all_back():
-            for process in self._standbys.to_ask([process for process, here in self._agents.items() if here]):
+            leaving = self.decider.membership.contact.leaving
+            fit = [process for process, here in self._agents.items() if here and process.node not in leaving]
+            for process in self._standbys.to_ask(fit):
                 self._tell((None, process), StandBy())
         self._tell_where()
 
@@ -585,7 +599,8 @@ async def serve(
         also: one more address to listen on, such as ``unix:PATH``; the folder must keep others out.
         waits_for: says what keeps us from leading, for those that are sent away; "" if only that another leads.
         brief: what agents of other machines are told, whether or not we lead, if they present ``invitation``.
-        invitation: another token, by which people may ask how the job is, too; "": nobody is told.
+        invitation: another token, by which people may ask how the job is, too, and what is to become of it; "": nobody
+            may.
         silent_s: how long a host may leave what we send to it without acknowledging anything, with what it takes to see
             that: then its connections end. Agents are sent something always.
 
@@ -594,9 +609,9 @@ async def serve(
     """
     door = _Door(token, waits_for, brief)
     silence = ("grpc.keepalive_timeout_ms", math.ceil(_SILENCE * silent_s * 1000))
-    check = TokenCheck(token, shares=True, others={f"/{SERVICE}/{each}": invitation for each in (BRIEF, STATUS)})
+    check = TokenCheck(token, shares=True, others={f"/{SERVICE}/{each}": invitation for each in (BRIEF, STATUS, ORDER)})
     server = grpc.aio.server(interceptors=[check], options=[*_OPTIONS, silence])
-    methods = {METHOD: door.attach, BRIEF: door.tell, STATUS: door.status}
+    methods = {METHOD: door.attach, BRIEF: door.tell, STATUS: door.status, ORDER: door.order}
     handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     try:
@@ -662,6 +677,19 @@ class _Door:
             if not self.coordinator.decider.resigned:
                 yield msgspec.json.encode(self.coordinator.status)
             return
+
+    async def order(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Does what people want, and says so, as JSON."""
+        if self.coordinator is None:
+            await self._send_away(context)
+            return
+        try:
+            async with asyncio.timeout(FIRST_S):
+                async for data in request:
+                    yield msgspec.json.encode(self.coordinator.obey(decode_order(data)))
+                    return
+        except (TimeoutError, msgspec.ValidationError, msgspec.DecodeError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no order: {error}")
 
     async def _send_away(self, context: grpc.aio.ServicerContext) -> None:
         why = self._waits_for()

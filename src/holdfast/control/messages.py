@@ -46,6 +46,7 @@ __all__ = [
     "Here",
     "Install",
     "Joined",
+    "Leave",
     "Leaving",
     "Left",
     "NodeLeaving",
@@ -329,7 +330,9 @@ class WorkerOffer(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class Preempted(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent was told to end (SIGTERM): a checkpoint is to be made at once, and then the job ends."""
+    """The job is told to end: a checkpoint is to be made at once, and then it does; ``at_once``: without one."""
+
+    at_once: bool = False
 
 
 class Strike(_Wire, frozen=True, tag=True, kw_only=True):
@@ -707,6 +710,10 @@ class Fence(_Wire, frozen=True, tag=True, kw_only=True):
     process: Process
 
 
+class Leave(_Wire, frozen=True, tag=True, kw_only=True):
+    """For the agent: the workers of its node are to leave."""
+
+
 class Ended(_Wire, frozen=True, tag=True, kw_only=True):
     """For the agent: how the job ended. ``outcome``: done, lost, too-few, program, preempted, user-error, error,
     interrupted or superseded (by another attempt). ``leader``: the node whose coordinator says so.
@@ -781,6 +788,7 @@ Command = (
     | Remark
     | Gathered
     | Told
+    | Leave
     | Ended
 )
 

@@ -31,6 +31,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
         room: how many more could be started there.
         away_s: seconds since its agent's connection ended; None: it stands.
         leads: whether the coordinator that leads is there.
+        leaving: whether it was told to go.
     """
 
     name: str
@@ -38,6 +39,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     room: int
     away_s: float | None
     leads: bool
+    leaving: bool = False
 
 
 class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +156,7 @@ def _nodes(state: Membership, now: float) -> Iterable[NodeStatus]:
             room=sum(offer.node.shares_agent(node) for offer in offers),
             away_s=None if away_since is None else max(0.0, now - away_since),
             leads=home is not None and node.shares_agent(home),
+            leaving=node in state.contact.leaving,
         )
 
 

@@ -143,6 +143,7 @@ class Scenario:
         agents: how many begin the job, each with its share of the nodes, in order; 0: those of ``more_agents`` do, with
             whomever they are asked for.
         agent_deaths: (when, which): an agent dies with all workers that it has started, in virtual seconds.
+        leaving_agents: (when, which): an agent is told that its node is to go.
         broken_agents: (when, whose) connections to the coordinator break, as ``broken_streams`` do.
         more_agents: (when, how many workers it can start): a further agent comes.
         checkpoint_every: a checkpoint after so many steps; 0 for none.
@@ -190,6 +191,7 @@ class Scenario:
     workers_per_node: int = 1
     agents: int = 1
     agent_deaths: tuple[tuple[float, int], ...] = ()
+    leaving_agents: tuple[tuple[float, int], ...] = ()
     broken_agents: tuple[tuple[float, int], ...] = ()
     more_agents: tuple[tuple[float, int], ...] = ()
     checkpoint_every: int = 0

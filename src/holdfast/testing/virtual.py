@@ -94,6 +94,8 @@ class VirtualCluster:
             time.after(scenario.preempted_at, self._agents[0].preempt)
         for at, number in scenario.agent_deaths:
             time.after(at, lambda at=at, number=number: self._kill_agent(at, number))  # type: ignore[misc]
+        for at, number in scenario.leaving_agents:
+            time.after(at, lambda at=at, number=number: self._tell_agent_to_go(at, number))  # type: ignore[misc]
         for at, number in scenario.broken_agents:
             time.after(at, lambda at=at, number=number: self._break_agent(at, number))  # type: ignore[misc]
         for at, offers in scenario.more_agents:
@@ -199,6 +201,12 @@ class VirtualCluster:
         if self._agents[number].alive:
             self._log.fire(f"kill-agent:{number}#{at}")
             self._agents[number].kill()
+
+    def _tell_agent_to_go(self, at: float, number: int) -> None:
+        """A node is to go, as soon as the job can do without it."""
+        if self._agents[number].alive:
+            self._log.fire(f"leave-agent:{number}#{at}")
+            self._agents[number].leave()
 
     def _break_agent(self, at: float, number: int) -> None:
         """An agent's connection breaks; it connects again."""

@@ -30,13 +30,15 @@ class VirtualProcesses:
     Args:
         world: what they live in.
         agent: that starts them.
+        after_end: called whenever one has ended.
     """
 
-    def __init__(self, world: World, agent: Process) -> None:
+    def __init__(self, world: World, agent: Process, after_end: Callable[[], None]) -> None:
         self._by_child: dict[Child, VirtualWorker] = {}
         self._begins: dict[Process, bool] = {}
         self._world = world
         self._agent = agent
+        self._after_end = after_end
 
     def start(self, main: Callable[..., None], /, *arguments: Any, name: str) -> Child:
         """Starts a worker; ``arguments``: what it is told."""
@@ -60,6 +62,7 @@ class VirtualProcesses:
             child.status = status
             child.ended.set()
             on_end(child)
+            self._after_end()
 
         process.attend(ended)
         takes: Range = delays.control if self._begins[process.process] else delays.start
@@ -92,7 +95,7 @@ class VirtualAgent:
         self._waiting: list[Command] = []
         """What it is to be told once it has a connection again."""
         self._group = WorkerGroup(
-            children=VirtualProcesses(world, self.process),
+            children=VirtualProcesses(world, self.process, self._part_if_left),
             node=self.process.node,
             node_of=lambda worker: self.process.node,
             spec_of=lambda worker, nonce, begins: (worker, nonce, begins, ()),
@@ -164,6 +167,13 @@ class VirtualAgent:
         """Its node is to go, and the job goes on."""
         if self.alive:
             self._group.leave()
+            self._part_if_left()
+
+    def _part_if_left(self) -> None:
+        """It ends once its workers have."""
+        if self.alive and self._group.has_left:
+            self.alive = False
+            self._world.links.hang_up(self.process, Closed(worker=None, process=self.process))
 
     def preempt(self) -> None:
         """The job is to end."""

@@ -921,7 +921,9 @@ def test_the_last_owner_stays_and_it_is_said(short):
     assert notice == Notice(
         worker="0.0", text="asked to leave, but nobody else holds layer(s) 0, 1: it stays until somebody does"
     )
-    assert (short.told, short.state.running.upcoming, short.state.roster.leaving) == ([], None, frozenset())
+    assert (short.told, short.state.running.upcoming) == ([], None)
+    assert short.state.roster.needed == short.state.roster.leaving == {W00}
+    assert short.give(Leaving(worker=W00)).recorded == [], "it is said once"
 
 
 def test_only_a_member_can_leave(short):

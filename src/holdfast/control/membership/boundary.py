@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.control.membership.acting import carry_out
 from holdfast.control.membership.cadence import reconsider
-from holdfast.control.membership.ending import NOT_ALL_THERE, end_preempted
+from holdfast.control.membership.ending import AT_ONCE, NOT_ALL_THERE, end_preempted
 from holdfast.control.membership.forming import installed
 from holdfast.control.membership.preparing import must_pin, prepare
 from holdfast.control.membership.running import Promised, Upcoming
@@ -15,6 +15,7 @@ from holdfast.control.membership.state import (
     Handover,
     Improved,
     Membership,
+    Output,
     Phase,
     Record,
     Stay,
@@ -23,10 +24,11 @@ from holdfast.control.membership.state import (
     prefixed,
     tell_each,
 )
-from holdfast.control.membership.vacancies import seat
+from holdfast.control.membership.vacancies import answer_offers, closed_to_all, seat
 from holdfast.control.membership.viewing import view_of
 from holdfast.control.messages import CaughtUp, Joined, Left, Remark, Resume
 from holdfast.core.ids import WorkerId
+from holdfast.core.nodes import NodeId
 from holdfast.core.placement import lacking, spared
 from holdfast.core.plan import Plan, with_listeners
 from holdfast.errors import InfeasiblePlan
@@ -46,6 +48,7 @@ __all__ = [
     "on_joined",
     "on_joined_upcoming",
     "on_left",
+    "on_node_leaving",
     "on_preempted",
     "on_synced",
 ]
@@ -71,10 +74,17 @@ def change_members(state: Membership) -> Decision:
 
 def _change_members(state: Membership) -> Decision:
     """Everybody who is to come has a place by now."""
-    going = frozenset() if _stay_for_now(state) else state.going
-    entering = state.roster.arriving
+    going, entering = frozenset[WorkerId](), state.roster.arriving
+    told: tuple[Output, ...] = ()
     if state.preempted:  # then nobody comes or goes any more
-        going = entering = frozenset()
+        entering = frozenset()
+    elif state.going and not _stay_for_now(state):
+        state, told = _keep_needed(state)
+        going = state.going - state.roster.needed
+    return prefixed(told, _come_and_go(state, entering, going))
+
+
+def _come_and_go(state: Membership, entering: frozenset[WorkerId], going: frozenset[WorkerId]) -> Decision:
     if not (entering or state.roster.entering or going or state.dormant != state.running.dormant):
         return _go_on(state) if state.grid.target is None or state.preempted else _hand_over(state, state.grid.target)
     full = frozenset(state.alive) - going  # nobody goes over before whoever is entering now has caught up
@@ -83,17 +93,46 @@ def _change_members(state: Membership) -> Decision:
     offer = promised.offer if promised is not None and promised.lost == lost and not entering else None
     view = replace(view_of(state, lost), entering=entering, offer=offer)
     recovery = at_boundary(view)
-    if recovery.plan is None:
-        layers = ", ".join(map(str, state.grid.baseline.placement.unowned_layers(lost)))
-        text = f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does"
-        notices = (notice(worker, text) for worker in sorted(going))
-        state = replace(state, roster=replace(state.roster, leaving=state.roster.leaving - going))
-        return prefixed(notices, change_members(state))
+    assert recovery.plan is not None, "whoever is the only one to hold a layer stays"
     if kept := _too_much_for_others(state, recovery, lost):
         text = "told to rest, but others have no memory for what it does: it works on"
         state = replace(state, roster=replace(state.roster, dormant=state.roster.dormant - kept))
         return prefixed([notice(worker, text) for worker in sorted(kept)], carry_out(state, recovery))
     return carry_out(state, recovery)
+
+
+def on_node_leaving(state: Membership, node: NodeId) -> Decision:
+    """A node is to go: so are all its workers at once, whenever they hear of it, and nobody is started there."""
+    if node in state.contact.leaving or node not in state.contact.here:
+        return state, ()
+    text = f"node {node} was told to go: its workers leave"
+    told = Tell(to=None, command=Remark(worker=None, kind=f"leaving {node.nonce}", text=text))
+    going = state.present.intersection(state.roster.on(node))
+    state = replace(closed_to_all(state, node), roster=state.roster.told_to_go(going))
+    return prefixed((Record(event=Notice(worker="coordinator", text=text)), told), change_members(state))
+
+
+def _keep_needed(state: Membership) -> Decision:
+    """Notes who of those that were told to go cannot be spared: they stay until others hold their layers.
+
+    They may be gone before that, so a checkpoint is made, if the job makes any.
+    """
+    placement = state.grid.baseline.placement
+    away = frozenset(state.grid.baseline.workers).difference(state.alive)
+    needed = state.going - spared(placement, away, state.going)
+    new = needed - state.roster.needed
+    roster = replace(state.roster, needed=needed)
+    state = replace(state, roster=roster, pinned=None if new else state.pinned)
+    left = placement.without(away | state.going)
+    more = "; a checkpoint is made, in case it cannot" if state.rules.checkpoint_every else ""
+
+    def told(worker: WorkerId) -> Output:
+        layers = ", ".join(str(layer) for layer in placement.held_layers(worker) if not left.owners(layer))
+        return notice(
+            worker, f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does{more}"
+        )
+
+    return state, tuple(map(told, sorted(new)))
 
 
 def on_dormant(state: Membership, worker: WorkerId, dormant: bool) -> Decision:
@@ -200,9 +239,12 @@ def on_checkpointed(state: Membership) -> Decision:
     return prefixed((told,), change_members(replace(state, cadence=cadence)))
 
 
-def on_preempted(state: Membership) -> Decision:
+def on_preempted(state: Membership, *, at_once: bool = False) -> Decision:
     """The job is to end: a checkpoint is made at the next boundary, and ends it; at once where no step can be run."""
-    state = replace(state, preempted=True)
+    if at_once:
+        return end_preempted(state, AT_ONCE)
+    if not state.preempted:
+        state = replace(state, preempted=True, pinned=None)
     if state.phase in (Phase.GATHERING, Phase.WAITING):
         return end_preempted(state, NOT_ALL_THERE)
     return change_members(state)
@@ -351,7 +393,8 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
     resume = Resume(generation=state.generation, step=step, repeated=state.running.repeated, ends=state.running.ends)
-    return state, (installed(state, "boundary"), *parted, *tell_each(sorted(arrived), resume))
+    state, asked = answer_offers(state) if gone else (state, ())
+    return state, (installed(state, "boundary"), *parted, *tell_each(sorted(arrived), resume), *asked)
 
 
 def on_synced(state: Membership, synced: CaughtUp) -> Decision:

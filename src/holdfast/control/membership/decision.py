@@ -48,6 +48,7 @@ from holdfast.control.membership.boundary import (
     on_joined,
     on_joined_upcoming,
     on_left,
+    on_node_leaving,
     on_preempted,
     on_synced,
 )
@@ -77,7 +78,7 @@ from holdfast.control.membership.state import (
     prefixed,
 )
 from holdfast.control.membership.storing import counted
-from holdfast.control.membership.vacancies import answer_offers, offered, on_node_leaving
+from holdfast.control.membership.vacancies import answer_offers, offered
 from holdfast.control.membership.watching import on_agent_closed, on_closed, on_suspect, on_tick
 from holdfast.control.messages import (
     Audited,
@@ -178,7 +179,7 @@ def _decide(
         case Unadvised():
             return change_members(replace(state, rules=replace(state.rules, weighs=False)))
         case Leaving(worker=worker) if worker in state.present:
-            return change_members(replace(state, roster=state.roster.told_to_go(worker)))
+            return change_members(replace(state, roster=state.roster.told_to_go({worker})))
         case Leaving(worker=worker) if worker in state.roster.spares:
             return on_spare_leaving(state, worker)
         case Dormant(worker=worker, dormant=dormant) if worker in state.present | state.roster.spares:
@@ -188,8 +189,8 @@ def _decide(
             return gather(state, now) if state.phase is Phase.GATHERING else answer_offers(state)
         case NodeLeaving(process=process):
             return on_node_leaving(state, process.node)
-        case Preempted():
-            return on_preempted(state)
+        case Preempted(at_once=at_once):
+            return on_preempted(state, at_once=at_once)
         case Strike(worker=worker):
             process = state.roster.processes.get(worker)
             return state, () if process is None else (Tell(to=None, node=process.node, command=event),)
@@ -222,6 +223,8 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     if isinstance(event, Audited) and state.is_alive(event.worker):
         return on_audited(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
+    if isinstance(event, Left) and event.generation < state.generation and state.is_alive(event.worker):
+        return on_lost(state, {event.worker: "it left before it heard that it was needed again"})
     upcoming = state.running.upcoming
     if upcoming is not None and generation == upcoming.generation and worker in state.roster.processes:
         return _on_upcoming_message(state, upcoming, event, now)

@@ -10,6 +10,7 @@ from holdfast.control.messages import Ended, Failure, Hello, Save, Saved, Shutdo
 from holdfast.core.ids import WorkerId
 
 __all__ = [
+    "AT_ONCE",
     "NOT_ALL_THERE",
     "end_if_saved",
     "end_job",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 NOT_ALL_THERE = "not all workers are there"
+AT_ONCE = "it was told to end at once"
 
 
 def save(state: Membership, step: int, votes: tuple[bytes, ...] = ()) -> Decision:

@@ -16,8 +16,9 @@ __all__ = ["must_pin", "prepare"]
 
 
 def must_pin(state: Membership) -> bool:
-    """Whether the checkpoint that ends the job is still to be pinned, at the next boundary."""
-    return state.preempted and (state.pinned is None or not state.pinned[1])
+    """Whether a checkpoint is still to be pinned, at the next boundary: before the job ends, or somebody may."""
+    asked = state.preempted or (state.roster.needed and state.rules.checkpoint_every)
+    return bool(asked) and (state.pinned is None or not state.pinned[1])
 
 
 def prepare(

@@ -62,7 +62,8 @@ def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision
         return state, ()
     if isinstance(follows, WriteManifest):
         return state, (follows,)
-    ends = state.pinned == (message.step, message.generation) and state.phase is not Phase.SAVING
+    last = state.preempted and state.pinned == (message.step, message.generation)
+    ends = last and state.phase is not Phase.SAVING
     return prefixed(_told(follows), end_preempted(state, follows.detail) if ends else (state, ()))
 
 
@@ -82,7 +83,8 @@ def on_settled(state: Membership, settled: Settled) -> Decision:
         found = StateAt(url=settled.url, step=settled.step)
         state = replace(state, restoring=state.restoring.with_checkpoint(found, MAX_RESTORABLE))
     state = replace(state, checkpoints=ledger)
-    ends = state.pinned is not None and settled.step >= state.pinned[0] and state.phase is not Phase.SAVING
+    last = state.preempted and state.pinned is not None and settled.step >= state.pinned[0]
+    ends = last and state.phase is not Phase.SAVING
     decision = end_preempted(state, settled.error) if ends else end_if_saved(state)
     unneeded = not settled.error and state.rules.logging is not None and state.phase is Phase.RUNNING
     obsolete = tell_each(state.alive, Obsolete(step=settled.step)) if unneeded else ()

@@ -21,7 +21,7 @@ __all__ = ["conclude_return", "on_parted", "on_return"]
 def on_return(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     """A worker is back. What was on its way to it or from it may be lost, so if that can matter, all begin anew."""
     if hello.leaving:
-        state = replace(state, roster=state.roster.told_to_go(worker))
+        state = replace(state, roster=state.roster.told_to_go({worker}))
     if _healed(state, worker, hello):
         state = replace(state, roster=state.roster.caught_up(worker))
     if state.phase is Phase.REATTACHING:

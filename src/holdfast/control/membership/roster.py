@@ -28,6 +28,7 @@ class Roster:
         entering: members of this generation without state.
         synced: members of this generation that followed layers, those of ``entering`` or others, and have caught up.
         leaving: workers that were told to go; one without state goes when it has caught up.
+        needed: those of them that cannot go yet, since nobody else holds some of their layers.
         dormant: workers that were told to compute nothing, if others can do what they would.
         expected: lost workers for which a new process is being started.
         where: of those for whom an agent has been asked, the node.
@@ -41,6 +42,7 @@ class Roster:
     entering: frozenset[WorkerId] = _NOBODY
     synced: frozenset[WorkerId] = _NOBODY
     leaving: frozenset[WorkerId] = _NOBODY
+    needed: frozenset[WorkerId] = _NOBODY
     dormant: frozenset[WorkerId] = _NOBODY
     expected: frozenset[WorkerId] = _NOBODY
     where: Mapping[WorkerId, NodeId] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class Roster:
             entering=self.entering - gone,
             synced=self.synced - gone,
             leaving=self.leaving - gone,
+            needed=self.needed - gone,
             dormant=self.dormant - gone,
             spares=self.spares - gone,
         )
@@ -119,9 +122,9 @@ class Roster:
         """Returns the roster once every member holds state."""
         return replace(self, entering=_NOBODY, synced=_NOBODY)
 
-    def told_to_go(self, worker: WorkerId) -> Roster:
-        """Returns the roster once a worker was told to go."""
-        return replace(self, leaving=self.leaving | {worker})
+    def told_to_go(self, workers: Iterable[WorkerId]) -> Roster:
+        """Returns the roster once workers were told to go."""
+        return replace(self, leaving=self.leaving.union(workers))
 
     def told_to_rest(self, worker: WorkerId, dormant: bool) -> Roster:
         """Returns the roster once a worker was told to compute nothing, or to compute again."""

@@ -188,8 +188,9 @@ class Membership:
         checkpoints: what is written of checkpoints.
         cadence: how often checkpoints are made, where that is set by what they cost; None where the job says it.
         preempted: whether the agent was told to end.
-        pinned: step and generation of the checkpoint that was pinned for that, and that ends the job; None before. No
-            generation (0): a recovery made it uncertain that all will write their parts, so it is pinned again.
+        pinned: step and generation of the checkpoint that was pinned for that, and then ends the job, or since whoever
+            is needed was told to go; None before. No generation (0): a recovery made it uncertain that all will write
+            their parts, so it is pinned again.
         revision: how many changes there were that a coordinator which is started again must know of.
         past_lost: why what was decided before is not known; empty if it is.
         ended: how the job ended; None before.

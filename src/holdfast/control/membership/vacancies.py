@@ -8,18 +8,18 @@ from dataclasses import replace
 
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, expulsion
-from holdfast.control.messages import Remark, StartWorker
+from holdfast.control.messages import StartWorker
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
-from holdfast.telemetry.events import Notice, Seated
+from holdfast.telemetry.events import Seated
 
 __all__ = [
     "NO_PLACES",
     "answer_offers",
     "ask",
+    "closed_to_all",
     "matched",
     "offered",
-    "on_node_leaving",
     "seat",
     "seat_survivors",
     "spawn",
@@ -93,15 +93,10 @@ def offered(state: Membership, offer: Offer) -> Membership:
     return _with_offers(state, (*state.vacancies.offers, offer))
 
 
-def on_node_leaving(state: Membership, node: NodeId) -> Decision:
-    """A node was told to go: its workers say so themselves; whatever it could have started it cannot any more."""
-    if node in state.contact.leaving or node not in state.contact.here:
-        return state, ()
+def closed_to_all(state: Membership, node: NodeId) -> Membership:
+    """Returns the membership once a node is to go: whatever it could have started it cannot any more."""
     offers = tuple(offer for offer in state.vacancies.offers if offer.node != node)
-    state = replace(_with_offers(state, offers), contact=state.contact.told_to_go(node))
-    text = f"node {node} was told to go: its workers leave"
-    told = Tell(to=None, command=Remark(worker=None, kind=f"leaving {node.nonce}", text=text))
-    return state, (Record(event=Notice(worker="coordinator", text=text)), told)
+    return replace(_with_offers(state, offers), contact=state.contact.told_to_go(node))
 
 
 def _with_offers(state: Membership, offers: tuple[Offer, ...]) -> Membership:

@@ -19,6 +19,7 @@ from holdfast.control.messages import (
     Fence,
     Gathered,
     Hello,
+    Leave,
     Message,
     Preempted,
     Progress,
@@ -44,6 +45,7 @@ __all__ = ["LEFT", "Line", "NodeAgent"]
 
 LEFT = "left"
 """How it has ended for an agent whose node has left a job that goes on."""
+_LEAVING = "the workers of this node leave between two steps, once others have their layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,7 @@ class NodeAgent:
         while True:
             item = self.inbox.get(LOOK_S)
             self.local.check()
-            if self.group.has_left and not isinstance(item, Ended):
+            if self.leaves and self.group.has_left and not isinstance(item, Ended):
                 return Preempt.LEFT
             if item is not None:
                 return item
@@ -179,7 +181,11 @@ class NodeAgent:
             case Preempt.GIVE_UP:
                 return self._give_up()
             case Preempt.LEAVE:
-                self._leave()
+                self._tell_notice(_LEAVING, "them")
+                self.group.leave()
+            case Leave():
+                self.local.teller.tell(self.log, Notice(worker="agent", text=f"holdfast drain: {_LEAVING}"))
+                self.group.leave()
             case Preempt.LEFT:
                 return Ended(outcome=LEFT, detail="", step=0, directory="", generations=0, lost_layers=())
             case Ended():
@@ -251,11 +257,6 @@ class NodeAgent:
         self._preempted = True
         self.group.send(Preempted())
         self.inbox.put_later(self.notice_s, Preempt.GIVE_UP)
-
-    def _leave(self) -> None:
-        """A notice to go: each worker does as soon as the others can do without it."""
-        self._tell_notice("the workers of this node leave between two steps, once others have their layers", "them")
-        self.group.leave()
 
     def _tell_notice(self, what: str, whom: str) -> None:
         notice = self.local.signals.notice

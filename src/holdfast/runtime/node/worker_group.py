@@ -242,9 +242,9 @@ class WorkerGroup:
     def leave(self) -> None:
         """Tells all workers to go, as soon as the others can do without them; none is started any more."""
         with self._lock:
+            running = () if self._leaves else tuple(self._running.values())
             self._leaves, self._open_offers = True, ()
             self.send(NodeLeaving(process=self.agent))
-            running = tuple(self._running.values())
         for member in running:
             self.children.terminate(member.child)
 
