@@ -25,7 +25,17 @@ from holdfast.control.certificates import make_certificates
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.agents import this_node
-from holdfast.telemetry.events import CoordinatorReady, Detected, JobEnded, Notice, StepOps, Synced, WorkerReady
+from holdfast.telemetry.events import (
+    Checkpointed,
+    CoordinatorReady,
+    Detected,
+    JobEnded,
+    Notice,
+    Parted,
+    StepOps,
+    Synced,
+    WorkerReady,
+)
 from holdfast.telemetry.report import report
 from holdfast.telemetry.story import read_story
 
@@ -33,6 +43,7 @@ pytestmark = pytest.mark.dist
 
 STEPS = "train.steps=80"
 START_ELSEWHERE = 75
+SCRIPT_STEPS = 160
 LONGER = "train.steps=260"
 """Whoever is asked to come has come by then: the longer that takes, the slower are steps."""
 
@@ -70,6 +81,11 @@ class Cluster:
         words = ("status", self.run_dir, "--format", "json")
         assert self._start("status", self.networks.node(node), *words).wait(LIMIT_S) == 0, self.story()
         return json.loads(self.said("status"))
+
+    def told(self, *words, code=0):
+        """What a command says; it ends with this code."""
+        assert self._start("told", None, *words).wait(LIMIT_S) == code, self.story()
+        return self.said("told")
 
     def join(self, slots, node, *words, clock=()):
         """Starts an agent on the node of this number, with a clock of its own if it is given one."""
@@ -231,7 +247,7 @@ def test_a_script_runs_on_several_nodes(cluster, runs):
         "--variant",
         "norm",
         "--steps",
-        80,
+        SCRIPT_STEPS,
     )
     told = cluster.join(1, 0)
     cluster.join(2, 1)
@@ -248,8 +264,35 @@ def test_a_script_runs_on_several_nodes(cluster, runs):
     ]
     with contextlib.closing(Cluster(cluster.folder / "alone")) as alone:
         alone.folder.mkdir()
-        alone.begin("run", "--workers", 4, "--slots", 4, LOOP_SCRIPT, "--variant", "norm", "--steps", 80)
+        alone.begin("run", "--workers", 4, "--slots", 4, LOOP_SCRIPT, "--variant", "norm", "--steps", SCRIPT_STEPS)
         assert hashes(said) == hashes(alone.end())
+
+
+def test_a_node_is_drained_and_then_the_job_is_stopped(cluster, small, runs):
+    """Another node has room for its workers; nothing is lost, and the job goes on from where it was stopped."""
+    options = ("--set", LONGER, "--set", "checkpoint.every=1000", "--resume", "auto")
+    cluster.begin("train", small, "--slots", 3, *options)
+    drained = cluster.join(3, 0)
+    cluster.ran(3)
+    stays = cluster.join(3, 1)
+    said = cluster.told("drain", cluster.run_dir, "node-0")
+    assert "the job is told: node node-0 is told that its workers are to leave: " in said
+    assert said.endswith("node node-0 has left\n")
+    assert drained.wait(LIMIT_S) == START_ELSEWHERE
+    assert "no node node-0; nodes: " in cluster.told("drain", cluster.run_dir, "node-0", code=2)
+    gone = {event.worker for event in cluster.events(Parted)}
+    assert len(gone) == 3
+    for worker in gone:
+        cluster.came(worker)
+    said = cluster.told("stop", cluster.run_dir)
+    assert "the job is told: it makes a checkpoint, and ends" in said
+    assert cluster.head.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert stays.wait(LIMIT_S) == 0
+    (made,) = {event.step for event in cluster.events(Checkpointed)}
+    assert f"the checkpoint of step {made} is written; go on with" in cluster.said("head")
+    assert not cluster.events(Detected)
+    cluster.begin("train", small, "--slots", 6, *options)
+    assert hashes(cluster.end()) == runs.healthy("small", (LONGER,)).weights_sha256
 
 
 ALONE = ("--set", "control.store=sqlite")

@@ -19,10 +19,10 @@ from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.parsing import parsing
 from holdfast.telemetry.shown import shown
 
-__all__ = ["add_status_parser", "tell_status"]
+__all__ = ["PATIENCE_S", "add_status_parser", "read_status", "tell_status"]
 
 _AGAIN_S = 0.5
-_PATIENCE_S = 15.0
+PATIENCE_S = 15.0
 """How long nobody may answer who has: longer than it takes until another coordinator leads."""
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -56,20 +56,25 @@ def run(args: argparse.Namespace) -> int:
                 return 0
             for answer in watch(reach) if args.watch else (ask(STATUS, reach),):
                 answered_at = time.monotonic()
-                status = _read(answer, args.coordinator)
+                status = read_status(answer, args.coordinator)
                 _show(status, args)
                 if not args.watch or status.phase == Phase.ENDED:
                     return 0
         except CoordinatorUnavailable as error:
             if answered_at is None:
                 raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
-            if time.monotonic() > answered_at + _PATIENCE_S:
+            if time.monotonic() > answered_at + PATIENCE_S:
                 print(f"holdfast: {error}: the job has ended, or its coordinators are gone", file=sys.stderr)
                 return 1
         time.sleep(_AGAIN_S)
 
 
-def _read(answer: bytes, where: str) -> JobStatus:
+def read_status(answer: bytes, where: str) -> JobStatus:
+    """Returns what whoever leads says of the job, fit to be shown.
+
+    Raises:
+        ConfigError: it is nothing of that kind; ``where``: who says it.
+    """
     with parsing(lambda text: ConfigError(f"{where}: what it says cannot be read: {text}")):
         return shown(msgspec.json.decode(answer, type=JobStatus))
 

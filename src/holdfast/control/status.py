@@ -67,6 +67,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
             None while some has none.
         nodes_to_lose: how many nodes.
         nodes: in the order of their names.
+        needed: who was told to leave and is the only one to hold some layer.
         failures: the last losses that this coordinator has seen, the newest first.
     """
 
@@ -83,6 +84,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes_to_lose: int | None
     nodes: tuple[NodeStatus, ...]
     failures: tuple[FailureStatus, ...]
+    needed: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -144,6 +146,7 @@ def status_of(job: str, state: Membership, lately: Lately, now: float) -> JobSta
         nodes_to_lose=survives(placement, where) if held else None,
         nodes=tuple(_nodes(state, now)),
         failures=lately.failures(now),
+        needed=_names(state.roster.needed),
     )
 
 

@@ -23,7 +23,7 @@ from tests.waiting import LIMIT_S, until
 
 from holdfast.control import coordinator as coordinator_module
 from holdfast.control.client import ControlClient, ask, watch
-from holdfast.control.coordinator import BRIEF, METHOD, RETRY_S, SERVICE, STATUS, Coordinator, serve
+from holdfast.control.coordinator import BRIEF, METHOD, ORDER, RETRY_S, SERVICE, STATUS, Coordinator, serve
 from holdfast.control.membership import Closed, GridState, Membership, Running, StoredDecision, Tick
 from holdfast.control.messages import (
     Attached,
@@ -39,6 +39,7 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Joined,
+    Leave,
     Leaving,
     NodeLost,
     Preempted,
@@ -64,6 +65,7 @@ from holdfast.control.messages import (
     pack,
     unpack,
 )
+from holdfast.control.orders import Answer, Drain, Stop
 from holdfast.control.reach import Reach
 from holdfast.control.status import JobStatus
 from holdfast.control.token import TOKEN_KEY, share
@@ -809,6 +811,26 @@ def test_whoever_has_the_jobs_token_is_told_how_the_job_is(service, connect):
     for token in ("wrong", TOKEN, share(TOKEN, str(A))):
         with pytest.raises(ConfigError, match="wrong or missing job token"):
             ask(STATUS, Reach(addresses=service.address, token=token))
+
+
+def test_whoever_has_the_jobs_token_may_say_what_is_to_become_of_it(service, connect):
+    agent = connect(None)
+    for client in [connect(A), connect(B)]:
+        client.expect(Attached)
+    reach = Reach(addresses=service.address, token=INVITATION)
+
+    def told(order):
+        return msgspec.json.decode(ask(ORDER, reach, msgspec.msgpack.encode(order)), type=Answer)
+
+    assert told(Drain(node="nowhere")) == Answer(text=f"there is no node nowhere; nodes: {NODE.name}", refused=True)
+    assert told(Drain(node=NODE.name)).text == f"node {NODE.name} is told that its workers are to leave: 0.0, 1.0"
+    assert agent.expect(Leave) == Leave()
+    with pytest.raises(CoordinatorUnavailable, match="invalid_argument: no order"):
+        ask(ORDER, reach, b"nonsense")
+    with pytest.raises(ConfigError, match="wrong or missing job token"):
+        ask(ORDER, Reach(addresses=service.address, token=TOKEN), msgspec.msgpack.encode(Stop(at_once=True)))
+    assert told(Stop(at_once=True)).text == "it ends at once"
+    assert agent.expect(Ended).detail == "it was told to end at once"
 
 
 def test_whoever_watches_is_told_again_and_again_and_sees_the_end(service, connect):

@@ -200,6 +200,38 @@ def test_a_manifest_that_cannot_be_written_ends_it_too(job):
     assert job.ended[:2] == ("preempted", "no space")
 
 
+def test_it_ends_at_once_if_it_is_told_to(job):
+    job.give(Preempted(at_once=True))
+    assert job.ended == ("preempted", "it was told to end at once", 0)
+
+
+@pytest.fixture
+def needed(job):
+    """Nobody else has the layers of 0.1, which was told to go; the checkpoint behind that is being written."""
+    job.state = replace(job.state, rules=replace(job.state.rules, checkpoint_every=100))
+    job.give(Exited(worker=W11, process=process_of(W11, 1), status=-9)).run(2).give(Leaving(worker=W01))
+    assert {order.pins for order in job.told(Install)} == {True}
+    return job.joined(step=4)
+
+
+def test_a_checkpoint_because_somebody_is_needed_ends_nothing(needed):
+    assert needed.told(Install) == [], "it is pinned once"
+    generation = needed.state.generation
+    needed.give(ShardFailed(worker=W00, generation=generation, step=4, detail="no space"))
+    assert needed.told(Ended) == []
+    needed.give(Settled(step=4, url="u"), Leaving(worker=W01))
+    assert (needed.told(Ended), needed.told(Install), needed.state.roster.needed) == ([], [], {W01})
+
+
+def test_the_one_that_ends_the_job_is_another_one(needed):
+    needed.give(Preempted())
+    assert {order.pins for order in needed.told(Install)} == {True}
+    needed.give(Settled(step=4, url="u"))
+    assert needed.told(Ended) == []
+    needed.joined(step=6).give(Settled(step=6, url="u"))
+    assert needed.ended == ("preempted", "", 6)
+
+
 def test_before_all_are_there_it_ends_at_once():
     state = Membership(grid=GridState(baseline=PLAN), rules=JobRules(steps=STEPS, directory="out"))
     _, outputs = decide(state, Preempted())
