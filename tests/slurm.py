@@ -39,7 +39,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
-KillWait=2
+KillWait=20
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=16
 PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 """

@@ -181,6 +181,18 @@ def _holdfast_on(cluster, node):
     return min(found, key=lambda process: process.create_time())
 
 
+def test_a_job_that_is_cancelled_makes_a_checkpoint_first(launched):
+    """All its processes are told to end, and killed a while later."""
+    job = launched(3)
+    job.launch("--slots", 2, "small.yaml")
+    job.ran(3)
+    job.cluster.ask("scancel", job.number)
+    job.until(lambda: not job.cluster.job_states())
+    (made,) = {event.step for event in job.events(Checkpointed) if event.step % 10} or [0]
+    assert f"the checkpoint of step {made} is written; go on with" in job.said(), job.story()
+    assert {node for node, state in job.cluster.states().items() if state == "idle"} == {"n0", "n1", "n2"}
+
+
 def test_a_script_of_ones_own_runs_too(launched):
     job = launched(2)
     job.run_dir = job.folder / "runs" / "loop_script"

@@ -126,9 +126,9 @@ class _Drained:
 
     name: str
     _workers: tuple[str, ...] = ()
-    _seen_at: float = field(default_factory=time.monotonic)
+    _seen_at: float = field(default_factory=lambda: time.monotonic())
     """When it was there last, or when this was begun."""
-    _busy_at: float = field(default_factory=time.monotonic)
+    _busy_at: float = field(default_factory=lambda: time.monotonic())
     """When it had workers last."""
 
     def told(self, status: JobStatus) -> str:

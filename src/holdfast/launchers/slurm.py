@@ -36,13 +36,15 @@ trap 'pass_on TERM' TERM
 # which finds the job by its run directory. One that is killed is started again.
 take_part() {
     local code=137
+    trap : TERM USR1 USR2  # notices are for the agent, whose workers leave
     while [ "$code" -eq 137 ]; do
         "${holdfast[@]}" agent --coordinator "$run_dir" --slots "$slots"
         code=$?
         sleep 1
     done
     # If the first node is gone, its script ends the allocation no more: the last of us does.
-    while [ -z "$(squeue -h -j "$SLURM_JOB_ID" -w "$first" -o %i)" ]; do
+    local running=(squeue -h -j "$SLURM_JOB_ID" -t RUNNING -o %i)
+    while [ -n "$("${running[@]}")" ] && [ -z "$("${running[@]}" -w "$first")" ]; do
         local alive steps
         alive=$(squeue -h -j "$SLURM_JOB_ID" -o %N)
         steps=$(squeue -h -s -j "$SLURM_JOB_ID" -w "$alive" -o %i | sed -n 's/.*[.]\([0-9][0-9]*\)$/\1/p' | sort -n)
