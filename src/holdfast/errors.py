@@ -28,6 +28,7 @@ HoldfastError
 │   ├── StoreAway               the store does not answer now; it may come back
 │   ├── CorruptBlob             the bytes are not those that were written: expected, actual
 │   └── LogGap                  a log lacks an entry
+├── NodeLeft                    this machine has left the job, which goes on on others (exit code 75)
 └── InternalError               our bug: never retried (exit code 1)
     └── LedgerError             a micro-batch was counted not exactly once: layer, microbatch, count
 """
@@ -95,6 +96,10 @@ class ConfigError(HoldfastError):
 
 class LedElsewhere(ConfigError):
     """The job of this run directory goes on, led from another machine: nobody can begin it once more."""
+
+
+class NodeLeft(HoldfastError):
+    """The workers of this machine have left the job as they were told to, and it goes on on others."""
 
 
 class PlanningError(HoldfastError):

@@ -70,7 +70,7 @@ class Cluster:
 
     def again(self, name, command, *words):
         """Starts a command that begins the job once more."""
-        return self._start(name, self.networks.hub, command, "--run-dir", self.run_dir, *words)
+        return self._start(name, self.networks and self.networks.hub, command, "--run-dir", self.run_dir, *words)
 
     def followed(self):
         """Somebody who looks at the run directory until the job ends."""
@@ -117,6 +117,18 @@ class Cluster:
     def stands_by(self, *names):
         for name in names:
             until(lambda name=name: "a coordinator stands by at" in self.said(name), self.story, self.head)
+
+    @contextlib.contextmanager
+    def held(self, node):
+        """Once whoever leads now has steps done, a worker of a node is stopped meanwhile: the job does not end."""
+        done = len(self.events(StepOps))
+        until(lambda: len(self.events(StepOps)) > done + 12, self.story)
+        worker = psutil.Process([event for event in self.events(WorkerReady) if event.node == node][-1].pid)
+        worker.suspend()
+        try:
+            yield
+        finally:
+            worker.resume()
 
     def came(self, worker):
         until(lambda: any(event.worker == worker for event in self.events(Synced)), self.story, self.head)
@@ -293,6 +305,31 @@ def test_a_node_is_drained_and_then_the_job_is_stopped(cluster, small, runs):
     assert not cluster.events(Detected)
     cluster.begin("train", small, "--slots", 6, *options)
     assert hashes(cluster.end()) == runs.healthy("small", (LONGER,)).weights_sha256
+
+
+def test_the_machine_where_the_job_was_begun_leaves_as_any_other(cluster, small, runs):
+    """Others lead, with nothing lost; the same command takes part again, and is drained."""
+    options = ("--set", LONGER, "--set", "control.hang_s=200", "--listen", "127.0.0.1", "--slots", 2)
+    command = ("train", small, *options, "--resume", "auto", "--notice", "leave")
+    cluster.begin(*command)
+    agents = [cluster.join(3, number) for number in range(2)]
+    cluster.stands_by("node-0", "node-1")
+    cluster.ran(3)
+    cluster.head.send_signal(signal.SIGTERM)
+    assert cluster.head.wait(LIMIT_S) == START_ELSEWHERE, cluster.story()
+    assert "the workers of this node have left; the job goes on" in cluster.said("head")
+    until(lambda: len(cluster.events(CoordinatorReady)) == 2, cluster.story, agents[0])
+    with cluster.held("node-0"):
+        again = cluster.again("again", *command)
+        until(lambda: "takes part in job small" in cluster.said("again"), cluster.story, again)
+        nodes = json.loads(cluster.told("status", cluster.run_dir, "--format", "json"))["nodes"]
+        (name,) = {node["name"] for node in nodes} - {"node-0", "node-1"}
+        assert cluster.told("drain", cluster.run_dir, name).endswith(f"node {name} has left\n")
+    assert again.wait(LIMIT_S) == START_ELSEWHERE
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0], cluster.story()
+    assert not cluster.events(Detected)
+    summary = json.loads((cluster.run_dir / "summary.json").read_text())
+    assert summary["weights_sha256"] == runs.healthy("small", (LONGER,)).weights_sha256
 
 
 ALONE = ("--set", "control.store=sqlite")

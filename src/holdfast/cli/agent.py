@@ -13,10 +13,11 @@ from holdfast.runtime.launch.joining import JoinRequest
 from holdfast.runtime.node.agent import LEFT
 from holdfast.runtime.node.signals import Interrupted
 
-__all__ = ["add_agent_parser", "take_part"]
+__all__ = ["START_ELSEWHERE", "add_agent_parser", "take_part"]
 
 _DO_NOT_START_AGAIN = 93
-_START_ELSEWHERE = 75
+START_ELSEWHERE = 75
+"""The exit code of who has left a job that goes on: EX_TEMPFAIL."""
 _WELL = ("done", "preempted")
 
 
@@ -71,6 +72,6 @@ def take_part(request: JoinRequest, *, quiet: bool) -> int:
         lines.end()
     if ended.outcome == LEFT:
         print("the workers of this node have left; the job goes on")
-        return _START_ELSEWHERE
+        return START_ELSEWHERE
     print(describe_ended(ended))
     return 0 if ended.outcome in _WELL else _DO_NOT_START_AGAIN

@@ -1,8 +1,8 @@
 """The commands of ``holdfast``, and how each may end.
 
 Exit codes: 0 done, 1 our bug, 2 the user's input, 3 no plan is possible any more (last committed step saved), 4 a
-scheduled fault never fired, 75 (of an agent) its workers have left a job that goes on, 93 (of an agent) the job has not
-ended well, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
+scheduled fault never fired, 75 the workers of this machine have left a job that goes on, 93 (of an agent) the job has
+not ended well, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from holdfast.cli.agent import take_part
+from holdfast.cli.agent import START_ELSEWHERE, take_part
 from holdfast.cli.arguments import add_overrides, check_address, token_from, whole_number
 from holdfast.cli.lines import ProgressLine
 from holdfast.config.job import Job
@@ -21,6 +21,7 @@ from holdfast.errors import (
     ConfigError,
     DecisionsLost,
     LedElsewhere,
+    NodeLeft,
     StateUnavailable,
     TooFewWorkers,
 )
@@ -111,6 +112,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "started. Machines have the run directory in common",
     )
     parser.add_argument(
+        "--notice",
+        choices=("end", "leave"),
+        default="end",
+        help="what SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 do: end: the job makes a checkpoint, and ends everywhere "
+        "(default); leave: the workers of this machine leave it, and it goes on on others (exit code 75)",
+    )
+    parser.add_argument(
         "--token-file",
         metavar="FILE",
         help="what agents have to know (-: piped in; default: HOLDFAST_TOKEN, else one is made up and written into the "
@@ -174,6 +182,7 @@ def train_and_tell(
             resume=args.resume,
             accept=[key for text in args.accept for key in text.split(",") if key],
             slots=job.most_workers if args.slots is None and args.listen else args.slots,
+            leaves=args.notice == "leave",
             token=token,
             on_event=line.tell,
             on_progress=line.show,
@@ -183,6 +192,10 @@ def train_and_tell(
         told = f"{interruption.told}; " if interruption.told else ""
         print(f"holdfast: {interruption}: {told}every process is ended", file=sys.stderr)
         return 128 + interruption.signal_number
+    except NodeLeft as left:
+        line.end()
+        print(left)
+        return START_ELSEWHERE
     except LedElsewhere:
         line.end()
         if (joining := _joining(job, args, token)) is None:
@@ -227,6 +240,7 @@ def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str]
     """The command that goes on with a run that ended early; scheduled faults are not repeated."""
     options = [word for text in args.overrides for word in ("--set", text)]
     given = {"--listen": args.listen, "--slots": args.slots, "--token-file": args.token_file}
+    given["--notice"] = None if args.notice == "end" else args.notice
     options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if "auto" in (args.resume, job.resume if args.resume is None else None):
         options += ["--run-dir", resume]

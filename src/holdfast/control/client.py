@@ -111,6 +111,7 @@ class ControlClient:
         self._caller = channel_credentials(tls) if tls else None
         self._given = tuple(address.split(","))
         self._addresses = deque(self._given)
+        self._told = self._given
         # A leader that is stopped closes no connection either; where another one may lead, we look for it soon.
         impatient = impatient or len(self._addresses) > 1
         self._options = [*{**dict(_OPTIONS), **(_IMPATIENT if impatient else {})}.items()]
@@ -199,6 +200,7 @@ class ControlClient:
             case Pulse():
                 self._on_pulse(command)
             case CoordinatorsAt(addresses=addresses):
+                self._told = addresses
                 # Those that we were given may be there again, or have other names.
                 self._addresses = deque(dict.fromkeys((self._address, *addresses, *self._given)))
             case _:
@@ -208,6 +210,11 @@ class ControlClient:
     def addresses(self) -> str:
         """Where there are coordinators, joined by commas; that which is spoken to, or tried, first."""
         return ",".join(self._addresses)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Where there are coordinators, as was told last; before that, where we were told to look."""
+        return self._told
 
     @property
     def _address(self) -> str:

@@ -18,6 +18,7 @@ from holdfast.errors import (
     StateUnavailable,
     TooFewWorkers,
 )
+from holdfast.runtime.launch.directory import end_the_one_before
 from holdfast.runtime.launch.ending import JobOutcome
 from holdfast.runtime.launch.hearing import Hearing
 from holdfast.runtime.launch.launcher import Launcher
@@ -25,11 +26,13 @@ from holdfast.runtime.launch.request import RunRequest
 from holdfast.runtime.resume import check_same_job, jobs_before, parse_resume, resume_auto
 from holdfast.runtime.rundir import RunDirLock, attempts
 from holdfast.runtime.specs import ResumeFrom
-from holdfast.runtime.summary import Summary, done_before, events_of, summarise, write_summary
+from holdfast.runtime.summary import SUMMARY, Summary, done_before, events_of, summarise, write_summary
 from holdfast.telemetry.events import Event, Notice
 from holdfast.telemetry.report import report
 
 __all__ = ["Summary", "default_directory", "train"]
+
+_SUMMARY_S, _LOOK_S = 15.0, 0.1
 
 
 def train(
@@ -41,6 +44,7 @@ def train(
     resume: str | Path | None = None,
     accept: Iterable[str] = (),
     slots: int | None = None,
+    leaves: bool = False,
     token: str = "",
     on_event: Callable[[Event], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -63,6 +67,8 @@ def train(
             ``model.dropout``, or ``optimizer`` for all of its; the run is then no longer the one that was begun.
         slots: how many workers may begin on this machine, 0 or more; the others wait for agents of other machines, see
             :class:`holdfast.runtime.launch.joining.Joiner`. None: all begin here.
+        leaves: whether a notice to end (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2) ends no job, but has the workers of this
+            machine leave it; then others have to be there.
         token: what those agents have to know; empty: one is drawn, and written into the run directory.
         on_event: called with what is worth a line: what is done before the first step and after the last (Preparing,
             every second while it goes on); how the layers of a lost node are to come back (Chosen); workers that are
@@ -79,6 +85,7 @@ def train(
         StateUnavailable: a layer lost its last owner; what lives was saved in ``RUN_DIR/final``.
         TooFewWorkers: fewer are left than are to go on; all was saved there.
         Interrupted: SIGINT or SIGTERM came; every process is ended.
+        NodeLeft: the workers of this machine were told to go, and have; the job goes on on others.
     """
     wanted = job.resume if resume is None else str(resume)
     auto = wanted == "auto"
@@ -91,6 +98,8 @@ def train(
             claim.take()
             before = jobs_before(directory, lambda text: on_event(Notice(worker="agent", text=text)))
             check_same_job(job, directory, before, accepted)
+            if end_the_one_before(directory):
+                _await_summary(directory)
             if (done := done_before(directory, on_event)) is not None and done.step >= job.train.steps:
                 return _changed(job, summarise(directory, done, planned, done_before=True))
         request = RunRequest(
@@ -102,6 +111,7 @@ def train(
             accept=accepted,
             again=auto,
             slots=slots,
+            leaves=leaves,
             token=token,
         )
         outcome = Launcher(request=request, claim=claim, on_event=on_event, on_progress=on_progress).run()
@@ -113,6 +123,13 @@ def train(
         error.resume = _to_go_on_from(summary, wanted)
         raise
     return _changed(job, summary)
+
+
+def _await_summary(directory: Path) -> None:
+    """Waits for whoever has led a job to its end on another machine to sum up, but not for long: it may be gone."""
+    until = time.monotonic() + _SUMMARY_S
+    while not (directory / SUMMARY).exists() and time.monotonic() < until:
+        time.sleep(_LOOK_S)
 
 
 def _changed(job: Job, summary: Summary) -> Summary:

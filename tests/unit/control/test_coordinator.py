@@ -218,6 +218,10 @@ class Client:
     def addresses(self):
         return self._client.addresses
 
+    @property
+    def told(self):
+        return self._client.told
+
     def closed(self):
         return self._closed.get(timeout=LIMIT_S)
 
@@ -881,4 +885,4 @@ def test_an_agent_is_asked_for_a_coordinator_and_all_are_told_where_it_is(servic
     late = connect(None, node=third)
     second.close()
     late.expect(StandBy)
-    until(lambda: a.addresses == service.address)
+    until(lambda: (a.addresses, first.told) == (service.address, (service.address,)))

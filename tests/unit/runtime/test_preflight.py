@@ -250,6 +250,14 @@ def test_where_others_can_come_there_are_three_coordinators_that_see_what_is_dec
     assert preflight(run, Machine()).errors == ()
 
 
+@pytest.mark.parametrize(
+    ("slots", "control", "may"), [(None, {}, False), (4, {"store": "sqlite"}, False), (4, {}, True)]
+)
+def test_a_machine_may_leave_if_others_could_lead(slots, control, may):
+    run = replace(request(sections={"control": control}, slots=slots), leaves=True)
+    assert [str(error)[:15] for error in preflight(run, Machine()).errors] == ["--notice leave:"] * (not may)
+
+
 @pytest.mark.parametrize("control", [{"coordinators": 2}, {"coordinators": 2, "store": "/shared", "port": 7000}])
 def test_several_coordinators_see_one_store_and_have_a_port_each(control):
     (error,) = preflight(request(sections={"control": control}), Machine()).errors

@@ -12,12 +12,12 @@ from holdfast.cli.arguments import reach_from
 from holdfast.cli.commands import make_parser
 from holdfast.config.job import Tls
 from holdfast.config.load import dump_job
-from holdfast.control.chain.leading import end_for_good
+from holdfast.control.chain.leading import end_for_good, lead
 from holdfast.control.chain.opening import open_chain
 from holdfast.control.reach import Reach
 from holdfast.errors import CoordinatorUnavailable
 from holdfast.runtime.launch import reaching
-from holdfast.runtime.launch.directory import JOB_ID, TOKEN, decisions_of
+from holdfast.runtime.launch.directory import JOB_ID, TOKEN, decisions_of, end_the_one_before
 from holdfast.runtime.launch.reaching import reach_in
 
 OURS, GIVEN = "the-token-in-the-directory", "another-that-was-given"
@@ -85,6 +85,22 @@ def test_a_job_that_has_ended_is_told_from_one_that_is_led(run_dir):
         end_for_good(chain, 16 * "b", WHY, decision(0))
         chain.say(msgspec.json.encode({"number": 1, "by": 16 * "a", "count": 0, "address": "n1:7000"}))
     assert reach_in(run_dir) == WHY
+
+
+@pytest.mark.parametrize(("outcome", "done"), [("done", True), ("interrupted", False)])
+def test_how_an_attempt_has_ended_stays_as_it_was(run_dir, outcome, done):
+    ended = msgspec.structs.replace(WHY, outcome=outcome)
+    with closing(open_chain(decisions_of(run_dir))) as chain:
+        end_for_good(chain, 16 * "b", ended, decision(0))
+    assert end_the_one_before(run_dir) is done
+    assert reach_in(run_dir) == ended
+
+
+def test_an_attempt_that_nobody_leads_any_more_ends_before_the_next_one(run_dir):
+    with closing(open_chain(decisions_of(run_dir))) as chain:
+        lead(chain, job="", by=16 * "a", alone=True, note=print)[0].put(decision(1))
+    assert end_the_one_before(run_dir) is False
+    assert reach_in(run_dir).outcome == "superseded"
 
 
 def test_what_is_made_anew_just_now_is_looked_for_again(run_dir, monkeypatch):

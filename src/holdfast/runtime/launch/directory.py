@@ -12,7 +12,7 @@ import msgspec
 from holdfast.config.job import Tls
 from holdfast.config.load import dump_job, load_job
 from holdfast.config.profiles import dump_profile
-from holdfast.control.chain.leading import end_for_good, is_led
+from holdfast.control.chain.leading import end_for_good, how_it_ended, is_led
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, open_chain
 from holdfast.control.membership import StoredDecision
 from holdfast.control.messages import Ended
@@ -29,6 +29,7 @@ __all__ = [
     "TOKEN",
     "decisions_of",
     "end_attempt",
+    "end_the_one_before",
     "led_elsewhere",
     "seen_by_others",
     "take_directory",
@@ -49,12 +50,11 @@ def take_directory(request: RunRequest, claim: RunDirLock) -> None:
         claim: of its directory; whoever gives it closes it.
 
     Raises:
-        ConfigError: it is another's, holds something, or cannot be written; or the attempt before goes on elsewhere.
+        ConfigError: it is another's, holds something, or cannot be written.
     """
     try:
         claim.take()
         if request.again:
-            _end_the_one_before(request.run_dir)
             claim.set_aside()
         else:
             claim.check_empty()
@@ -116,21 +116,31 @@ def seen_by_others(run_dir: Path) -> str | None:
     return None if url == str(run_dir / DATABASE) else url
 
 
-def _end_the_one_before(run_dir: Path) -> None:
+def end_the_one_before(run_dir: Path) -> bool:
     """Sees to it that nobody goes on with the attempt before, on another machine: two would write the same files.
 
+    It may take seconds where nobody leads any more.
+
+    Returns:
+        Whether it was done there.
+
     Raises:
-        ConfigError: somebody does, or it cannot be found out.
+        ConfigError: somebody goes on with it, or it cannot be found out.
     """
     if (url := seen_by_others(run_dir)) is None:
-        return
+        return False
     try:
         if _is_led(url):
             raise LedElsewhere(
                 f"--run-dir {run_dir}: its job goes on, led by a coordinator on another machine; wait until it has "
-                "ended there (`holdfast inspect --follow` tells), or end its agents first"
+                "ended there (`holdfast inspect --follow` tells), end it (`holdfast stop`), or take part in it "
+                "(--listen)"
             )
-        end_attempt(url, SUPERSEDED, "it was begun anew")
+        with contextlib.closing(open_chain(url)) as chain:
+            ended = how_it_ended(chain)
+        if ended is None:
+            end_attempt(url, SUPERSEDED, "it was begun anew")
+        return ended is not None and ended.outcome == "done"
     except StorageError as error:
         raise ConfigError(
             f"--run-dir {run_dir}: whether its job goes on elsewhere is not known: {error}; if it cannot, as that "

@@ -22,7 +22,7 @@ from holdfast.control.chain.opening import DATABASE, chain_of_attempt, is_databa
 from holdfast.control.messages import Ended, Progress
 from holdfast.control.tls import check_tls
 from holdfast.control.token import of_attempt
-from holdfast.errors import ConfigError, StorageError
+from holdfast.errors import ConfigError, NodeLeft, StorageError
 from holdfast.runtime.hardening import write_private
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.agents import agent_of, heard_of_leader, prepare_process, this_node
@@ -37,7 +37,7 @@ from holdfast.runtime.launch.ending import (
 from holdfast.runtime.launch.ports import Ports, ports_of
 from holdfast.runtime.launch.preflight import Machine, PreflightFindings, decide, going_on, preflight
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.node.agent import NodeAgent
+from holdfast.runtime.node.agent import LEFT, NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIND, LIBRARY, PROBE, SCRIPT_PROBE
 from holdfast.runtime.node.inbox import EventQueue
@@ -97,6 +97,7 @@ class Launcher:
         Raises:
             ConfigError: the user's input cannot be used.
             Interrupted: a signal came that ends a job.
+            NodeLeft: the workers of this machine were told to go, and have; the job goes on on others.
             InternalError: the job cannot go on for a reason of ours.
         """
         prepare_process()
@@ -144,7 +145,11 @@ class Launcher:
             _open_to_others(briefing)
             if request.slots is not None:
                 briefing = replace(briefing, heard=stack.enter_context(heard_of_leader()))
-            return self._train(briefing, ports_of(briefing, this_node(), self._local.children, log, networks), log)
+            try:
+                return self._train(briefing, ports_of(briefing, this_node(), self._local.children, log, networks), log)
+            except NodeLeft:
+                last.pop_all()  # what was made for the job is the others' now
+                raise
 
     @contextlib.contextmanager
     def _networks(self) -> Iterator[Networks | None]:
@@ -238,6 +243,8 @@ class Launcher:
                 self._teller.prepare("starting workers", workers, len(workers))
             with self._library(briefing):
                 ended = agent.follow()
+                if ended.outcome == LEFT:
+                    raise NodeLeft("the workers of this node have left; the job goes on")
                 return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
 
     @contextlib.contextmanager
@@ -269,6 +276,7 @@ class Launcher:
             coordinators=tuple(briefing.address.split(",")),
             gone=coordinators.supervisor.gone,
             notice_s=checkpoint.on_sigterm if briefing.job.checkpoint_every else 0.0,
+            leaves=briefing.request.leaves,
             on_progress=self.on_progress,
         )
 

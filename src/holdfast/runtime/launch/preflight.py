@@ -135,6 +135,11 @@ def _check_coordinators(request: RunRequest) -> None:
             f"control.coordinators: {request.coordinators} need a control.store that others see: etcd://HOST:PORT, a "
             "shared folder or s3://BUCKET/PREFIX; and control.port: 0, if all are to be on this machine"
         )
+    if request.leaves and (request.slots is None or not several):
+        raise ConfigError(
+            "--notice leave: no other machine could go on with the job; expected --listen, and coordinators that stand "
+            "by (a control.store that all machines see, and no control.coordinators: 1)"
+        )
 
 
 def _check_networks(request: RunRequest) -> None:

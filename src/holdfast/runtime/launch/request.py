@@ -35,6 +35,7 @@ class RunRequest:
         accept: keys that may differ from the job that made the checkpoint.
         again: whether an earlier attempt may have been in the run directory.
         slots: how many of its workers may begin on this machine; None: all.
+        leaves: whether a notice to end ends no job, but has the workers of this machine leave it.
         token: of the job, if it is to have this one; empty: one is drawn.
     """
 
@@ -47,6 +48,7 @@ class RunRequest:
     accept: tuple[str, ...] = ()
     again: bool = False
     slots: int | None = None
+    leaves: bool = False
     token: str = field(default="", repr=False)
 
     @property

@@ -168,10 +168,15 @@ class NodeAgent:
         while True:
             item = self.inbox.get(LOOK_S)
             self.local.check()
-            if self.leaves and self.group.has_left and not isinstance(item, Ended):
+            if self.group.has_left and self._may_go and not isinstance(item, Ended):
                 return Preempt.LEFT
             if item is not None:
                 return item
+
+    @property
+    def _may_go(self) -> bool:
+        """Whether there is a coordinator that does not end with us."""
+        return bool(set(self._client.told) - set(self.coordinators))
 
     def _handle(self, item: Item) -> Ended | None:
         """Handles one item; returns how the job has ended, if it has."""
