@@ -38,6 +38,7 @@ from holdfast.control.messages import (
     Joined,
     Leaving,
     Left,
+    NodeLeaving,
     NodeLost,
     Preempted,
     Progress,
@@ -479,6 +480,11 @@ class Cluster(RuleBasedStateMachine):
         self.give(Leaving(worker=self.anyone(data)))
 
     @rule(data=st.data())
+    def node_leaving(self, data):
+        node = data.draw(st.sampled_from(NODES))
+        self.give(NodeLeaving(process=replace(process_of(None, 1), node=node)))
+
+    @rule(data=st.data())
     def offer(self, data):
         node = data.draw(st.sampled_from(NODES))
         self.give(WorkerOffer(worker=data.draw(st.none() | st.sampled_from(self.workers)), node=node))
@@ -500,7 +506,14 @@ class Cluster(RuleBasedStateMachine):
         elif worker in upcoming.plan.workers:
             self.give(Joined(worker=worker, generation=upcoming.generation, step=self.front))
         else:
-            self.give(Left(worker=worker, generation=upcoming.generation, step=self.front))
+            self.give(
+                Left(
+                    worker=worker,
+                    process=self.state.roster.processes[worker],
+                    generation=upcoming.generation,
+                    step=self.front,
+                )
+            )
 
     @precondition(lambda self: self.state.running.upcoming)
     @rule(data=st.data())

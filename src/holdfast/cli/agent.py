@@ -13,12 +13,12 @@ from holdfast.runtime.launch.joining import JoinRequest
 from holdfast.runtime.node.agent import LEFT
 from holdfast.runtime.node.signals import Interrupted
 
-__all__ = ["START_ELSEWHERE", "add_agent_parser", "take_part"]
+__all__ = ["ENDS_WELL", "START_ELSEWHERE", "add_agent_parser", "take_part"]
 
 _DO_NOT_START_AGAIN = 93
 START_ELSEWHERE = 75
 """The exit code of who has left a job that goes on: EX_TEMPFAIL."""
-_WELL = ("done", "preempted")
+ENDS_WELL = ("done", "preempted")
 
 
 def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,4 +74,4 @@ def take_part(request: JoinRequest, *, quiet: bool) -> int:
         print("the workers of this node have left; the job goes on")
         return START_ELSEWHERE
     print(describe_ended(ended))
-    return 0 if ended.outcome in _WELL else _DO_NOT_START_AGAIN
+    return 0 if ended.outcome in ENDS_WELL else _DO_NOT_START_AGAIN

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from holdfast.cli.agent import ENDS_WELL
 from holdfast.cli.arguments import add_coordinator, reach_from
 from holdfast.cli.lines import describe_ended
 from holdfast.cli.status import PATIENCE_S, read_status
@@ -29,8 +30,10 @@ __all__ = ["add_drain_parser", "add_stop_parser"]
 _AGAIN_S = 0.5
 _GONE_S = 2.0
 """How long a node is not there before it has left: who leads anew hears of it in less."""
-_STAYS_S = 5.0
+_STAYS_S = 15.0
 """How long a node without workers is there before its process is one that stays."""
+_HEEDED_S = 3.0
+"""How long it may take until a node is leaving that was told to."""
 
 
 def add_drain_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +48,7 @@ def add_drain_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add_coordinator(parser)
     parser.add_argument("node", metavar="NODE", help="its name, as `holdfast status` has it")
     _add_no_wait(parser)
-    parser.set_defaults(run=drain)
+    parser.set_defaults(run=drain, at_once=False)
 
 
 def add_stop_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,16 +71,33 @@ def _add_no_wait(parser: argparse.ArgumentParser) -> None:
 
 def drain(args: argparse.Namespace) -> int:
     """Returns 0 once the node has left, or the job has ended; 1 if that is not seen."""
-    return _carry_out(Drain(node=args.node), args, _Drained(args.node).told)
+    return _carry_out(_Draining(args.node), args)
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Returns 0 once the job has ended; 1 if that is not seen."""
-    return _carry_out(Stop(at_once=args.at_once), args, _ended)
+    """Returns 0 once the job has ended as it was to; 1 if it has ended otherwise, or that is not seen."""
+    return _carry_out(_Stopping(args.at_once), args)
 
 
-def _carry_out(order: Order, args: argparse.Namespace, done: Callable[[JobStatus], str]) -> int:
-    """Tells whoever leads, and whoever leads next, until ``done`` says so of how the job is."""
+class _Task(Protocol):
+    """What people want, until it is done."""
+
+    @property
+    def order(self) -> Order:
+        """What whoever leads is told."""
+
+    def told(self, answer: Answer) -> None:
+        """It has said that to it."""
+
+    def heeded(self, status: JobStatus) -> bool:
+        """Whether whoever leads goes by it, or is still to; else it is told again."""
+
+    def done(self, status: JobStatus) -> str:
+        """Returns what is to be said once it is done; "" while it is not."""
+
+
+def _carry_out(task: _Task, args: argparse.Namespace) -> int:
+    """Tells whoever leads, and whoever leads next, and waits until it is done."""
     find = reach_from(args)
     answered_at: float | None = None
     while True:
@@ -85,8 +105,9 @@ def _carry_out(order: Order, args: argparse.Namespace, done: Callable[[JobStatus
             reach = find()
             if isinstance(reach, Ended):
                 print(describe_ended(reach))
-                return 0
-            answer = _told(order, reach, args.coordinator)
+                return 0 if reach.outcome in ENDS_WELL else 1
+            answer = _answered(task.order, reach, args.coordinator)
+            task.told(answer)
             if answered_at is None:
                 if answer.refused:
                     raise ConfigError(f"{args.coordinator}: {answer.text}")
@@ -95,9 +116,14 @@ def _carry_out(order: Order, args: argparse.Namespace, done: Callable[[JobStatus
                     return 0
             for each in watch(reach):
                 answered_at = time.monotonic()
-                if text := done(read_status(each, args.coordinator)):
+                status = read_status(each, args.coordinator)
+                if status.phase == Phase.ENDED:
+                    return _tell_end(status, at_once=args.at_once)
+                if text := task.done(status):
                     print(text)
                     return 0
+                if not task.heeded(status):
+                    break
         except CoordinatorUnavailable as error:
             if answered_at is None:
                 raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
@@ -107,46 +133,90 @@ def _carry_out(order: Order, args: argparse.Namespace, done: Callable[[JobStatus
         time.sleep(_AGAIN_S)
 
 
-def _told(order: Order, reach: Reach, where: str) -> Answer:
+def _answered(order: Order, reach: Reach, where: str) -> Answer:
     said = ask(ORDER, reach, msgspec.msgpack.encode(order))
     with parsing(lambda text: ConfigError(f"{where}: what it says cannot be read: {text}")):
         answer = msgspec.json.decode(said, type=Answer)
     return msgspec.structs.replace(answer, text=one_line(answer.text))
 
 
-def _ended(status: JobStatus) -> str:
-    if status.phase != Phase.ENDED:
-        return ""
-    return "the job has ended" + (f"; the checkpoint is of step {status.checkpoint}" if status.checkpoint else "")
+def _tell_end(status: JobStatus, *, at_once: bool) -> int:
+    saved = f"the newest checkpoint is of step {status.checkpoint}" if status.checkpoint else "there is no checkpoint"
+    print(f"the job has ended: {status.ended}; {saved}")
+    return 0 if status.ended in ENDS_WELL or (at_once and status.ended.startswith("preempted")) else 1
 
 
 @dataclass(slots=True)
-class _Drained:
-    """Whether a node has left, as the job is again and again."""
+class _Stopping:
+    """A job ends."""
+
+    at_once: bool
+
+    @property
+    def order(self) -> Order:
+        """See :class:`_Task`."""
+        return Stop(at_once=self.at_once)
+
+    def told(self, answer: Answer) -> None:
+        """See :class:`_Task`."""
+
+    def heeded(self, status: JobStatus) -> bool:
+        """See :class:`_Task`."""
+        return True
+
+    def done(self, status: JobStatus) -> str:
+        """See :class:`_Task`; the end of a job is told of whatever was wanted."""
+        return ""
+
+
+@dataclass(slots=True)
+class _Draining:
+    """A node leaves, and not whatever of that name comes after it."""
 
     name: str
-    _workers: tuple[str, ...] = ()
-    _seen_at: float = field(default_factory=lambda: time.monotonic())
-    """When it was there last, or when this was begun."""
-    _busy_at: float = field(default_factory=lambda: time.monotonic())
-    """When it had workers last."""
+    _nonces: frozenset[str] = frozenset()
+    _known: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Which of its workers have been told to be there, and to be needed."""
+    _told_at: float = 0.0
+    _seen_at: float = 0.0
+    """When it was there last, or was told."""
+    _busy_at: float = 0.0
+    """When it had workers last, or was told."""
 
-    def told(self, status: JobStatus) -> str:
-        """Returns what is to be said once it has left; "" while it has not."""
+    @property
+    def order(self) -> Order:
+        """See :class:`_Task`."""
+        return Drain(node=self.name, only=tuple(sorted(self._nonces)))
+
+    def told(self, answer: Answer) -> None:
+        """See :class:`_Task`."""
+        now = self._told_at = time.monotonic()
+        if not self._nonces:
+            self._nonces = frozenset(answer.nodes)
+            self._seen_at = self._busy_at = now
+
+    def heeded(self, status: JobStatus) -> bool:
+        """See :class:`_Task`."""
+        away = [node for node in status.nodes if node.nonce in self._nonces and not node.leaving]
+        return not away or time.monotonic() < self._told_at + _HEEDED_S
+
+    def done(self, status: JobStatus) -> str:
+        """See :class:`_Task`."""
         now = time.monotonic()
-        if status.phase == Phase.ENDED:
-            return _ended(status)
-        nodes = [node for node in status.nodes if node.name == self.name]
+        nodes = [node for node in status.nodes if node.nonce in self._nonces]
         workers = tuple(worker for node in nodes for worker in node.workers)
+        needed = tuple(worker for worker in workers if worker in status.needed)
         self._seen_at = now if nodes else self._seen_at
         self._busy_at = now if workers else self._busy_at
         if now >= self._seen_at + _GONE_S:
             return f"node {self.name} has left"
-        if nodes and now >= self._busy_at + _STAYS_S:
-            return f"node {self.name} has no workers any more; its process stays until the job has ended"
-        if workers and workers != self._workers:
-            needed = [worker for worker in workers if worker in status.needed]
+        if now >= self._busy_at + _STAYS_S:
+            return (
+                f"node {self.name} has no workers any more, and its process is still there: where the job was begun, "
+                "and no coordinator stands by elsewhere, it stays until the job has ended"
+            )
+        if workers and (workers, needed) != self._known:
             why = f"; nobody else holds all layers of {', '.join(needed)}" if needed else ""
             print(f"node {self.name} has yet to be left by {', '.join(workers)}{why}", flush=True)
-            self._workers = workers
+            self._known = (workers, needed)
         return ""

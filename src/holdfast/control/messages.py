@@ -299,6 +299,7 @@ class Left(_Wire, frozen=True, tag=True, kw_only=True):
     """A worker has gone over into ``generation``, which does without it, before ``step``; its process ends."""
 
     worker: WorkerId
+    process: Process
     generation: int
     step: int
 
@@ -317,9 +318,10 @@ class CaughtUp(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class NodeLeaving(_Wire, frozen=True, tag=True, kw_only=True):
-    """The agent of a node was told to go: its workers say so themselves, and no more are to be started there."""
+    """The node of an agent is to go: its workers leave, and no more are started there; ``left``: none is there now."""
 
     process: Process
+    left: bool = False
 
 
 class WorkerOffer(_Wire, frozen=True, tag=True, kw_only=True):

@@ -14,9 +14,10 @@ __all__ = ["Answer", "Drain", "Order", "Stop", "consider", "decode_order"]
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
-    """The workers of a node are to leave; it is called ``node``."""
+    """The workers of nodes are to leave: of all that are called ``node``, or of those of them with these nonces."""
 
     node: str
+    only: tuple[str, ...] = ()
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,10 +30,11 @@ Order = Drain | Stop
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of an order: ``text``, for people; ``refused``: nothing."""
+    """What becomes of an order: ``text``, for people; ``refused``: nothing. ``nodes``: the nonces of those drained."""
 
     text: str
     refused: bool = False
+    nodes: tuple[str, ...] = ()
 
 
 _order: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
@@ -53,8 +55,8 @@ def consider(order: Order, state: Membership) -> tuple[Answer, Message | None, t
     An order may be given again: nothing is done twice.
     """
     match order:
-        case Drain(node=name):
-            answer, nodes = _drained(name, state)
+        case Drain():
+            answer, nodes = _drained(order, state)
             return answer, None, tuple((node, Leave()) for node in nodes)
         case Stop(at_once=True):
             return Answer(text="it ends at once"), Preempted(at_once=True), ()
@@ -65,9 +67,9 @@ def consider(order: Order, state: Membership) -> tuple[Answer, Message | None, t
             return Answer(text="it makes a checkpoint, and ends"), Preempted(), ()
 
 
-def _drained(name: str, state: Membership) -> tuple[Answer, tuple[NodeId, ...]]:
-    contact = state.contact
-    called = [node for node in contact.agents if node.name == name]
+def _drained(order: Drain, state: Membership) -> tuple[Answer, tuple[NodeId, ...]]:
+    name, contact = order.node, state.contact
+    called = [node for node in contact.agents if node.name == name and node.nonce in (order.only or (node.nonce,))]
     told = tuple(node for node in called if node in contact.here)
     if not called:
         names = ", ".join(sorted({node.name for node in contact.agents})) or "none yet"
@@ -75,4 +77,5 @@ def _drained(name: str, state: Membership) -> tuple[Answer, tuple[NodeId, ...]]:
     if not told:
         return Answer(text=f"node {name} has no connection just now", refused=True), ()
     workers = ", ".join(str(worker) for node in told for worker in state.roster.on(node)) or "it has none"
-    return Answer(text=f"node {name} is told that its workers are to leave: {workers}"), told
+    text = f"node {name} is told that its workers are to leave: {workers}"
+    return Answer(text=text, nodes=tuple(node.nonce for node in told)), told

@@ -27,6 +27,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of it, for people.
+        nonce: what tells it from all others, one of the same name among them.
         workers: those that it has, in order.
         room: how many more could be started there.
         away_s: seconds since its agent's connection ended; None: it stands.
@@ -40,6 +41,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     away_s: float | None
     leads: bool
     leaving: bool = False
+    nonce: str = ""
 
 
 class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
             None while some has none.
         nodes_to_lose: how many nodes.
         nodes: in the order of their names.
+        ended: how it has ended, and why; empty before.
         needed: who was told to leave and is the only one to hold some layer.
         failures: the last losses that this coordinator has seen, the newest first.
     """
@@ -84,6 +87,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes_to_lose: int | None
     nodes: tuple[NodeStatus, ...]
     failures: tuple[FailureStatus, ...]
+    ended: str = ""
     needed: tuple[str, ...] = ()
 
 
@@ -146,6 +150,7 @@ def status_of(job: str, state: Membership, lately: Lately, now: float) -> JobSta
         nodes_to_lose=survives(placement, where) if held else None,
         nodes=tuple(_nodes(state, now)),
         failures=lately.failures(now),
+        ended="" if state.ended is None else ", ".join(filter(None, (state.ended.outcome, state.ended.detail))),
         needed=_names(state.roster.needed),
     )
 
@@ -160,6 +165,7 @@ def _nodes(state: Membership, now: float) -> Iterable[NodeStatus]:
             away_s=None if away_since is None else max(0.0, now - away_since),
             leads=home is not None and node.shares_agent(home),
             leaving=node in state.contact.leaving,
+            nonce=node.nonce,
         )
 
 

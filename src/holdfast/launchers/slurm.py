@@ -35,13 +35,14 @@ trap 'pass_on TERM' TERM
 # On each of the other nodes, in a step of its own, as one of several nodes can end when some of these fail: an agent,
 # which finds the job by its run directory. One that is killed is started again.
 take_part() {
-    local code=137
-    trap : TERM USR1 USR2  # notices are for the agent, whose workers leave
-    while [ "$code" -eq 137 ]; do
+    local code=137 told=""
+    trap 'told=yes' TERM USR1 USR2  # notices are for the agent, whose workers leave
+    while [ "$code" -eq 137 ] && [ -z "$told" ]; do
         "${holdfast[@]}" agent --coordinator "$run_dir" --slots "$slots"
         code=$?
         sleep 1
     done
+    [ "$code" -ne 75 ] || return 75  # it has left, and the job goes on elsewhere
     # If the first node is gone, its script ends the allocation no more: the last of us does.
     local running=(squeue -h -j "$SLURM_JOB_ID" -t RUNNING -o %i)
     while [ -n "$("${running[@]}")" ] && [ -z "$("${running[@]}" -w "$first")" ]; do

@@ -892,7 +892,7 @@ class WorkerProtocol:
         yield Release(tuple(sorted({worker for worker, _ in install.plan.placement.followed})))
         if self.worker not in install.plan.workers:
             yield Drain()
-            yield Report(Left(worker=self.worker, generation=self.generation, step=step))
+            yield Report(Left(worker=self.worker, process=self.process, generation=self.generation, step=step))
             return False
         snapshots = self._snapshots_for(install.plan, followers)
         for target in followers:

@@ -69,7 +69,7 @@ def crossing(state: Membership, upcoming: Upcoming, number: int) -> Iterator[Joi
             yield Joined(worker=worker, generation=generation, step=number)
     for worker in alive:
         if worker not in upcoming.plan.workers:
-            yield Left(worker=worker, generation=generation, step=number)
+            yield Left(worker=worker, process=state.roster.processes[worker], generation=generation, step=number)
 
 
 def writers_of(plan: Plan) -> dict[WorkerId, tuple[int, ...]]:

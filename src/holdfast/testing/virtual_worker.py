@@ -207,8 +207,11 @@ class VirtualWorker:
         self._stopped, self._call = True, None
 
     def leave(self) -> None:
-        """It is told to go."""
-        if self.alive:
+        """It is told to go: at once, if it was in no generation yet."""
+        protocol = self.driver.protocol
+        if self.alive and protocol.generation == 0 and protocol.stage.layers:
+            self._end(128 + signal.SIGTERM)
+        elif self.alive:
             self.driver.leaving = True
             self.say(Leaving(worker=self.worker))
 

@@ -12,10 +12,12 @@ from holdfast.control.orders import Answer, Drain, Stop
 from holdfast.control.reach import Reach
 from holdfast.errors import CoordinatorUnavailable
 
-TOLD = Answer(text="node n1 is told that its workers are to leave: 0.0, 0.1")
-N1, NODE_2 = NODES
-GONE = changed(nodes=(NODE_2,))
-ENDED = changed(phase="ended", step=130, checkpoint=130)
+NONCE = 16 * "a"
+TOLD = Answer(text="node n1 is told that its workers are to leave: 0.0, 0.1", nodes=(NONCE,))
+N1 = msgspec.structs.replace(NODES[0], nonce=NONCE, leaving=True)
+NODE_2 = NODES[1]
+HERE, GONE = changed(nodes=(N1, NODE_2)), changed(nodes=(NODE_2,))
+ENDED = changed(phase="ended", step=130, checkpoint=130, ended="preempted")
 AWAY = CoordinatorUnavailable("coordinator at h:7000: unavailable: not the leader")
 
 
@@ -67,7 +69,10 @@ def told(monkeypatch):
 
 
 def test_a_node_is_drained_and_that_is_waited_for(told, capsys):
-    life = (TOLD, STATUS, STATUS, with_workers("0.1"), with_workers(), GONE, GONE, GONE)
+    """Another one of its name comes."""
+    again = msgspec.structs.replace(N1, nonce=16 * "b", leaving=False)
+    gone = changed(nodes=(again, NODE_2))
+    life = (TOLD, STATUS_BEFORE, HERE, with_workers("0.1"), with_workers(), gone, gone, gone)
     assert told("drain", "n1", lives=[life]) == (0, [Drain(node="n1")])
     assert capsys.readouterr().out.splitlines() == [
         "the job is told: node n1 is told that its workers are to leave: 0.0, 0.1",
@@ -77,25 +82,35 @@ def test_a_node_is_drained_and_that_is_waited_for(told, capsys):
     ]
 
 
+STATUS_BEFORE = changed(nodes=(msgspec.structs.replace(N1, leaving=False), NODE_2))
+"""It has not heard of it yet."""
+
+
 def test_who_leads_next_is_told_again_and_may_hear_of_the_node_later(told, capsys):
-    lives = [(TOLD, STATUS), (AWAY,), (Answer(text="there is no node n1", refused=True), GONE, STATUS, *[GONE] * 3)]
+    lives = [(TOLD, HERE), (AWAY,), (Answer(text="there is no node n1", refused=True), GONE, HERE, *[GONE] * 3)]
     code, orders = told("drain", "n1", lives=lives)
-    assert (code, len(orders)) == (0, 3)
+    assert (code, orders) == (0, [Drain(node="n1"), *[Drain(node="n1", only=(NONCE,))] * 2])
     assert capsys.readouterr().out.endswith("node n1 has left\n")
 
 
-def test_who_is_needed_is_named(told, capsys):
-    needed = changed(needed=("0.1", "7.7"))
-    assert told("drain", "n1", lives=[(TOLD, needed, ENDED)])[0] == 0
+def test_an_order_that_was_lost_is_given_again(told):
+    lives = [(TOLD, *[STATUS_BEFORE] * 4), (TOLD, HERE, *[GONE] * 3)]
+    assert len(told("drain", "n1", lives=lives)[1]) == 2
+
+
+def test_who_is_needed_is_named_once_that_is_known(told, capsys):
+    needed = msgspec.structs.replace(HERE, needed=("0.1", "7.7"))
+    assert told("drain", "n1", lives=[(TOLD, HERE, needed, ENDED)])[0] == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
+        "node n1 has yet to be left by 0.0, 0.1",
         "node n1 has yet to be left by 0.0, 0.1; nobody else holds all layers of 0.1",
-        "the job has ended; the checkpoint is of step 130",
+        "the job has ended: preempted; the newest checkpoint is of step 130",
     ]
 
 
 def test_a_process_that_stays_without_workers_is_not_waited_for(told, capsys):
-    assert told("drain", "n1", lives=[(TOLD, *[with_workers()] * 6)])[0] == 0
-    assert "node n1 has no workers any more; its process stays until" in capsys.readouterr().out
+    assert told("drain", "n1", lives=[(TOLD, *[with_workers()] * 16)])[0] == 0
+    assert "node n1 has no workers any more, and its process is still there" in capsys.readouterr().out
 
 
 def test_what_is_refused_is_one_line(told, capsys):
@@ -104,13 +119,21 @@ def test_what_is_refused_is_one_line(told, capsys):
     assert capsys.readouterr().err == "holdfast: h:7000: there is no node n9; nodes: n1, node-2\n"
 
 
-@pytest.mark.parametrize(("words", "order"), [((), Stop()), (("--at-once",), Stop(at_once=True))])
-def test_a_job_is_stopped(told, capsys, words, order):
-    life = (Answer(text="it makes a checkpoint, and ends"), STATUS, ENDED)
-    assert told("stop", *words, lives=[life]) == (0, [order])
+@pytest.mark.parametrize(
+    ("words", "order", "ended", "code"),
+    [
+        ((), Stop(), "preempted", 0),
+        ((), Stop(), "preempted, no space left", 1),
+        ((), Stop(), "lost, no living worker holds layer(s) 0", 1),
+        (("--at-once",), Stop(at_once=True), "preempted, it was told to end at once", 0),
+    ],
+)
+def test_a_job_is_stopped(told, capsys, words, order, ended, code):
+    life = (Answer(text="it makes a checkpoint, and ends"), STATUS, msgspec.structs.replace(ENDED, ended=ended))
+    assert told("stop", *words, lives=[life]) == (code, [order])
     assert capsys.readouterr().out.splitlines() == [
         "the job is told: it makes a checkpoint, and ends",
-        "the job has ended; the checkpoint is of step 130",
+        f"the job has ended: {ended}; the newest checkpoint is of step 130",
     ]
 
 

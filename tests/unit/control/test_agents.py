@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.processes import NODE, process_of
 from tests.unit.control.decided import DecidedJob
@@ -15,6 +16,8 @@ from holdfast.control.messages import (
     Fence,
     Heartbeat,
     Hello,
+    Leaving,
+    Left,
     NodeLeaving,
     Started,
     StartWorker,
@@ -115,8 +118,47 @@ def test_who_follows_learns_that_an_agent_was_told_to_go(job):
     job.give(gone(THERE)).give(agent(THERE, leaving=True))
     assert job.state.contact.staying == (ELSEWHERE, NODE)
     job.give(gone(THERE), *closed(W10, W11), now=5.0).give(Tick(), now=5.0 + WHOLE_NODE_S)
-    assert "node there has left" in [event.text for event in job.recorded if isinstance(event, Notice)]
+    told = [event.text for event in job.recorded if isinstance(event, Notice)]
+    assert "node there is gone: its agent has lost its connection, and is not back" in told, "its workers had not left"
     assert not job.state.contact.leaving
+
+
+def test_whoever_was_being_started_on_a_node_that_is_to_go_is_started_elsewhere(job):
+    job.give(died(W10)).give(WorkerOffer(worker=None, node=THERE))
+    assert job.asked == [(W10, THERE)]
+    coming = process(W10, 2)
+    job.give(Started(worker=W10, process=coming), NodeLeaving(process=agent(THERE).process))
+    job.give(WorkerOffer(worker=None, node=ELSEWHERE))
+    job.give(Exited(worker=W10, process=coming, status=143))
+    assert job.asked == [(W10, ELSEWHERE)]
+    assert job.give(Exited(worker=W10, process=process(W10, 3, ELSEWHERE), status=-9)).asked == [(W10, ELSEWHERE)]
+
+
+def test_an_agent_that_has_left_is_not_waited_for(job):
+    leaves = NodeLeaving(process=agent(THERE).process)
+    left = msgspec.structs.replace(leaves, left=True)
+    job.give(leaves, *(Left(worker=w, process=process(w), generation=2, step=1) for w in (W10, W11)))
+    job.give(left, gone(THERE), left)
+    assert [event.text for event in job.recorded] == ["node there has left"]
+    assert job.state.contact.here == (ELSEWHERE, NODE)
+    assert list(job.state.contact.agents) == sorted(job.state.contact.agents, key=(NODE, ELSEWHERE).index)
+
+
+def test_where_a_worker_left_by_itself_its_place_is_filled_once_it_has_ended(job):
+    """Its agent was asked for it before that, and starts none while the old one runs."""
+    job.give(WorkerOffer(worker=None, node=THERE), Leaving(worker=W10))
+    job.give(Left(worker=W10, process=process(W10), generation=2, step=1))
+    assert job.asked == [(W10, THERE)]
+    assert job.give(Exited(worker=W10, process=process(W10), status=0)).asked == [(W10, THERE)]
+    job.give(Started(worker=W10, process=process(W10, 2)), Exited(worker=W10, process=process(W10), status=0))
+    assert job.asked == []
+
+
+def test_who_has_left_while_another_coordinator_has_taken_it_for_a_member_is_lost_at_once(job):
+    job.give(died(W20))
+    stale = Left(worker=W10, process=process(W10), generation=1, step=1)
+    assert job.give(msgspec.structs.replace(stale, process=process(W10, 0))).recorded == []
+    assert [event.worker for event in job.give(stale).recorded if isinstance(event, Detected)] == ["1.0"]
 
 
 def test_what_an_agent_offers_that_is_away_waits_for_it(job):

@@ -9,7 +9,17 @@ from tests.unit.control.test_agents import ELSEWHERE, NODES, PLAN, THERE, W00, W
 from holdfast.control.membership import Closed, Phase, Tick, unplaced
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.watching import AGENT_ALONE_S, WHOLE_NODE_S
-from holdfast.control.messages import BeginAnew, Exited, Fence, Hello, Remark, Started, StartWorker, WorkerOffer
+from holdfast.control.messages import (
+    BeginAnew,
+    Exited,
+    Fence,
+    Hello,
+    NodeLeaving,
+    Remark,
+    Started,
+    StartWorker,
+    WorkerOffer,
+)
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 
@@ -63,6 +73,22 @@ def test_room_of_an_agent_that_is_away_does_not_count(job):
     assert (job.asked, unplaced(job.state)) == ([], 3)
     job.give(agent(NODE, offers=offers(3)))
     assert len(job.asked) == 6
+
+
+def test_who_is_told_to_go_before_the_job_has_begun_is_not_asked_again(job):
+    """Its workers have yet to come, or have attached: they are started where there is room, and told nothing."""
+    job.give(agent(NODE, offers=offers(2)), agent(THERE, offers=offers(2)), agent(ELSEWHERE, offers=offers(2)))
+    there = sorted(worker for worker, node in job.asked if node == THERE)
+    late, early = there
+    own = {worker: replace(process_of(worker, 1), node=THERE) for worker in there}
+    job.give(*(Started(worker=worker, process=process) for worker, process in own.items()))
+    job.give(Hello(worker=early, process=own[early]), NodeLeaving(process=agent(THERE).process))
+    job.give(*(Exited(worker=worker, process=own[worker], status=143) for worker in there))
+    assert (job.asked, job.state.phase) == ([], Phase.GATHERING)
+    job.give(agent(NODE, offers=offers(2)))
+    assert sorted(job.asked) == sorted([(late, NODE), (early, NODE)])
+    job.give(*(Hello(worker=worker, process=process_of(worker, 2)) for worker in there))
+    assert not job.state.roster.leaving
 
 
 def test_room_that_is_left_stays_offered(job):

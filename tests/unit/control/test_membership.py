@@ -271,7 +271,7 @@ def test_from_where_a_generation_runs_is_known(forming):
 
 def test_what_belongs_to_a_boundary_means_nothing_where_none_is_prepared(running):
     before = running.state
-    assert running.give(Left(worker=W10, generation=1, step=4)).told == []
+    assert running.give(Left(worker=W10, process=process_of(W10, 1), generation=1, step=4)).told == []
     assert running.state == before
 
 
@@ -867,7 +867,7 @@ def test_who_was_told_to_go_goes_at_a_boundary(steady):
     order = Install(generation=2, plan=plan, at_boundary=True)
     assert steady.told == [(worker, order) for worker in PLAN.workers]
     assert plan.workers == (W00, W01, W11)
-    steady.give(Left(worker=W10, generation=2, step=4))
+    steady.give(Left(worker=W10, process=process_of(W10, 1), generation=2, step=4))
     assert steady.recorded == [
         Installed(generation=2, workers=("0.0", "0.1", "1.1"), strategy="boundary"), Parted(worker="1.0", step=4)
     ]  # fmt: skip
@@ -879,7 +879,11 @@ def test_the_orderly_end_of_who_goes_is_no_loss_whenever_it_is_seen(steady):
     over = Exited(worker=W10, process=process_of(W10, 1), status=0)
     steady.give(Leaving(worker=W10), over)
     assert (steady.recorded, steady.state.roster.lost) == ([], frozenset())
-    steady.give(Left(worker=W10, generation=2, step=4), over, Closed(worker=W10, process=process_of(W10, 1)))
+    steady.give(
+        Left(worker=W10, process=process_of(W10, 1), generation=2, step=4),
+        over,
+        Closed(worker=W10, process=process_of(W10, 1)),
+    )
     assert not [event for event in steady.recorded if isinstance(event, Detected)]
 
 
@@ -905,7 +909,7 @@ def test_time_passes_though_who_was_sent_away_had_lost_its_connection_before():
 def test_two_go_at_one_boundary(steady):
     steady.give(Leaving(worker=W10), Leaving(worker=W01))
     assert steady.state.running.upcoming.plan.workers == (W00, W01, W11), "the second was heard too late for this one"
-    steady.give(Left(worker=W10, generation=2, step=4)).joined()
+    steady.give(Left(worker=W10, process=process_of(W10, 1), generation=2, step=4)).joined()
     assert steady.state.running.upcoming.plan.workers == (W00, W11)
 
 

@@ -123,7 +123,7 @@ MESSAGES = [
     Joined(worker=W, generation=1, step=4),
     Leaving(worker=W),
     Dormant(worker=W, dormant=True),
-    Left(worker=W, generation=2, step=4),
+    Left(worker=W, process=process_of(W, 7), generation=2, step=4),
     CaughtUp(worker=W, generation=2, step=4, entered=2, bytes=1000),
     WorkerOffer(worker=W, node=NODE),
     WorkerOffer(worker=None, node=NODE),

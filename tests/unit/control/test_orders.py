@@ -28,7 +28,10 @@ def test_nothing_else_is_an_order(said):
 
 def test_the_agent_of_a_node_is_told_that_its_workers_are_to_leave(job):
     text = "node there is told that its workers are to leave: 1.0, 1.1"
-    assert consider(Drain(node="there"), job.state) == (Answer(text=text), None, ((THERE, Leave()),))
+    told = (Answer(text=text, nodes=(THERE.nonce,)), None, ((THERE, Leave()),))
+    assert consider(Drain(node="there"), job.state) == told
+    assert consider(Drain(node="there", only=(THERE.nonce,)), job.state) == told
+    assert consider(Drain(node="there", only=(NODE.nonce,)), job.state)[0].refused, "it is another one of that name"
 
 
 def test_a_node_that_is_not_there_is_not_drained(job):

@@ -650,7 +650,7 @@ def test_who_leaves_waits_until_all_is_sent_and_says_so_last(tmp_path):
     without_us = regular_plan(1, split_evenly(5, 1), MICROBATCHES)
     driver = Crosser(LAST, tmp_path, without_us).run()
     assert after_first_step(driver) == ["StepDone", "boundary", "release", "drain", "Left"]
-    assert driver.reports[-1] == Left(worker=LAST, generation=2, step=1)
+    assert driver.reports[-1] == Left(worker=LAST, process=driver.protocol.process, generation=2, step=1)
 
 
 def test_who_stays_serves_those_that_enter_before_it_connects(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from holdfast.control.membership.acting import carry_out
-from holdfast.control.membership.boundary import on_preempted
+from holdfast.control.membership.boundary import on_node_leaving, on_preempted
 from holdfast.control.membership.forgotten import forgotten, knows_more, note_exits, on_survivor, untold
 from holdfast.control.membership.gathering import gather
 from holdfast.control.membership.losses import on_exited, on_spare_leaving
@@ -178,7 +178,8 @@ def on_agent(state: Membership, hello: Hello, now: float) -> Decision:
     again = dict.fromkeys(sorted(unheard & to_fill(state)), node)
     state, spawned = spawn(state, again, again) if unheard else (state, ())
     state, preempted = on_preempted(state) if hello.preempted else (state, ())
-    return prefixed((*outputs, *spawned, *preempted), answer_offers(state))
+    state, leaving = on_node_leaving(state, node) if hello.leaving else (state, ())
+    return prefixed((*outputs, *spawned, *preempted, *leaving), answer_offers(state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.control.membership.acting import carry_out
@@ -15,7 +16,6 @@ from holdfast.control.membership.state import (
     Handover,
     Improved,
     Membership,
-    Output,
     Phase,
     Record,
     Stay,
@@ -74,13 +74,28 @@ def change_members(state: Membership) -> Decision:
 
 def _change_members(state: Membership) -> Decision:
     """Everybody who is to come has a place by now."""
-    going, entering = frozenset[WorkerId](), state.roster.arriving
-    told: tuple[Output, ...] = ()
+    entering = state.roster.arriving
     if state.preempted:  # then nobody comes or goes any more
-        entering = frozenset()
-    elif state.going and not _stay_for_now(state):
-        state, told = _keep_needed(state)
-        going = state.going - state.roster.needed
+        return _come_and_go(state, frozenset(), frozenset())
+    needed = _sole_owners(state)
+    going = frozenset() if _stay_for_now(state) else state.going - needed.keys()
+    if going:
+        try:
+            return _come_and_stay(state, entering, going, needed)
+        except InfeasiblePlan as error:
+            needed |= dict.fromkeys(going, f"others cannot do what it does ({error}): it stays")
+    return _come_and_stay(state, entering, frozenset(), needed)
+
+
+def _come_and_stay(
+    state: Membership, entering: frozenset[WorkerId], going: frozenset[WorkerId], needed: Mapping[WorkerId, str]
+) -> Decision:
+    """Some who were told to go are ``needed``, and why; since they may be gone all the same, a checkpoint is made."""
+    new = sorted(needed.keys() - state.roster.needed)
+    more = "; a checkpoint is made, in case it cannot" if state.rules.checkpoint_every else ""
+    told = tuple(notice(worker, f"asked to leave, but {needed[worker]}{more}") for worker in new)
+    roster = replace(state.roster, needed=frozenset(needed))
+    state = replace(state, roster=roster, pinned=None if new else state.pinned)
     return prefixed(told, _come_and_go(state, entering, going))
 
 
@@ -103,36 +118,27 @@ def _come_and_go(state: Membership, entering: frozenset[WorkerId], going: frozen
 
 def on_node_leaving(state: Membership, node: NodeId) -> Decision:
     """A node is to go: so are all its workers at once, whenever they hear of it, and nobody is started there."""
-    if node in state.contact.leaving or node not in state.contact.here:
+    going = state.present.intersection(state.roster.on(node)) - state.roster.leaving
+    if node not in state.contact.here or (node in state.contact.leaving and not going):
         return state, ()
     text = f"node {node} was told to go: its workers leave"
     told = Tell(to=None, command=Remark(worker=None, kind=f"leaving {node.nonce}", text=text))
-    going = state.present.intersection(state.roster.on(node))
     state = replace(closed_to_all(state, node), roster=state.roster.told_to_go(going))
     return prefixed((Record(event=Notice(worker="coordinator", text=text)), told), change_members(state))
 
 
-def _keep_needed(state: Membership) -> Decision:
-    """Notes who of those that were told to go cannot be spared: they stay until others hold their layers.
-
-    They may be gone before that, so a checkpoint is made, if the job makes any.
-    """
+def _sole_owners(state: Membership) -> dict[WorkerId, str]:
+    """Who of those that were told to go cannot be spared, as nobody else would hold some layer; and why."""
+    if not state.going:
+        return {}
     placement = state.grid.baseline.placement
     away = frozenset(state.grid.baseline.workers).difference(state.alive)
-    needed = state.going - spared(placement, away, state.going)
-    new = needed - state.roster.needed
-    roster = replace(state.roster, needed=needed)
-    state = replace(state, roster=roster, pinned=None if new else state.pinned)
     left = placement.without(away | state.going)
-    more = "; a checkpoint is made, in case it cannot" if state.rules.checkpoint_every else ""
-
-    def told(worker: WorkerId) -> Output:
+    found: dict[WorkerId, str] = {}
+    for worker in state.going - spared(placement, away, state.going):
         layers = ", ".join(str(layer) for layer in placement.held_layers(worker) if not left.owners(layer))
-        return notice(
-            worker, f"asked to leave, but nobody else holds layer(s) {layers}: it stays until somebody does{more}"
-        )
-
-    return state, tuple(map(told, sorted(new)))
+        found[worker] = f"nobody else holds layer(s) {layers}: it stays until somebody does"
+    return found
 
 
 def on_dormant(state: Membership, worker: WorkerId, dormant: bool) -> Decision:
@@ -265,8 +271,10 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
         or state.roster.entering
         or (state.roster.expected and isinstance(improved.offer, Migration))
     )
+    hands_over = isinstance(improved.offer, Handover)
     leaving = improved.offer.leaving if isinstance(improved.offer, Handover) else frozenset[WorkerId]()
-    busy = state.running.upcoming is not None or coming or leaving != state.going
+    going = state.going if hands_over else state.going - state.roster.needed
+    busy = state.running.upcoming is not None or coming or leaving != going
     running = state.phase is Phase.RUNNING and state.all_joined
     if busy or not running or improved.lost != state.absent or state.preempted:
         return state, ()

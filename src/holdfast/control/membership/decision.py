@@ -79,7 +79,7 @@ from holdfast.control.membership.state import (
 )
 from holdfast.control.membership.storing import counted
 from holdfast.control.membership.vacancies import answer_offers, offered
-from holdfast.control.membership.watching import on_agent_closed, on_closed, on_suspect, on_tick
+from holdfast.control.membership.watching import on_agent_closed, on_closed, on_node_left, on_suspect, on_tick
 from holdfast.control.messages import (
     Audited,
     Blob,
@@ -187,8 +187,8 @@ def _decide(
         case WorkerOffer(worker=worker, node=node):
             state = offered(state, Offer(worker, node))
             return gather(state, now) if state.phase is Phase.GATHERING else answer_offers(state)
-        case NodeLeaving(process=process):
-            return on_node_leaving(state, process.node)
+        case NodeLeaving(process=process, left=left):
+            return on_node_left(state, process.node) if left else on_node_leaving(state, process.node)
         case Preempted(at_once=at_once):
             return on_preempted(state, at_once=at_once)
         case Strike(worker=worker):
@@ -216,6 +216,10 @@ def _on_failure(state: Membership, failure: Failure) -> Decision:
     return state, (notice(worker, f"could not come: {failure.error}"),) if worker in state.roster.expected else ()
 
 
+def _is_member(state: Membership, left: Left) -> bool:
+    return state.is_alive(left.worker) and state.roster.processes.get(left.worker) == left.process
+
+
 def _on_generation_message(state: Membership, event: object, now: float) -> Decision:
     """Handles what belongs to one generation; anything of an older one, or of a lost worker, is dropped."""
     if isinstance(event, CaughtUp) and state.is_alive(event.worker):
@@ -223,7 +227,7 @@ def _on_generation_message(state: Membership, event: object, now: float) -> Deci
     if isinstance(event, Audited) and state.is_alive(event.worker):
         return on_audited(state, event)
     generation, worker = getattr(event, "generation", None), getattr(event, "worker", None)
-    if isinstance(event, Left) and event.generation < state.generation and state.is_alive(event.worker):
+    if isinstance(event, Left) and event.generation < state.generation and _is_member(state, event):
         return on_lost(state, {event.worker: "it left before it heard that it was needed again"})
     upcoming = state.running.upcoming
     if upcoming is not None and generation == upcoming.generation and worker in state.roster.processes:

@@ -44,6 +44,8 @@ def on_exited(state: Membership, worker: WorkerId, process: Process, status: int
     if gathering or not roster.may_be(worker, process):
         known = state.vacancies.starting.process_of(worker) or (roster.processes.get(worker) if gathering else None)
         return on_no_show(state, worker, process, how) if known in (None, process) else (state, ())
+    if status == 0 and worker in roster.lost & roster.expected and state.vacancies.starting.process_of(worker) is None:
+        return ask(state, worker, roster.where.get(worker))  # it had left, and whoever was asked found it still there
     if worker in roster.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
         return on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
     return on_lost(state, {worker: how})
@@ -55,20 +57,21 @@ def on_no_show(
     """A process that was started (None: which is not known) does not come, or died early: another one is tried, once.
 
     Not of a spare, which nobody waits for. ``its_own``: it is not known to have ended with its whole node; before the
-    job has begun these do not count.
+    job has begun these do not count, and never does one whose node is to go.
     """
     if worker not in state.grid.baseline.workers:
         vacancies = replace(state.vacancies, starting=state.vacancies.starting.attached(worker))
         text = f"was lost while starting ({how}): there is one spare less"
         roster = state.roster.not_awaiting({worker})
         return replace(state, vacancies=vacancies, roster=roster), (notice(worker, text),)
+    roster = state.roster
     begun, failed = state.phase is not Phase.GATHERING, process in state.vacancies.starting.spent
     if failed or (begun and worker not in state.roster.expected):
         return state, ()
-    counts = begun or its_own
+    at = roster.where.get(worker) if (last := process or roster.processes.get(worker)) is None else last.node
+    counts = (begun or its_own) and not any(at is not None and at.shares_agent(each) for each in state.contact.leaving)
     if counts and worker in state.vacancies.starting.again:
         return _on_second_no_show(state, worker, how)
-    roster, last = state.roster, process or state.roster.processes.get(worker)
     state = replace(
         state,
         roster=roster if begun else replace(roster, processes=without(roster.processes, worker)),

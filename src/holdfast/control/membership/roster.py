@@ -69,10 +69,13 @@ class Roster:
 
     def attached(self, worker: WorkerId, process: Process, *, arriving: bool) -> Roster:
         """Returns the roster once a process has attached; ``arriving``: it has yet to enter a generation."""
+        told = frozenset({worker} if self.processes.get(worker) != process else ())  # what another one was told
         return replace(
             self,
             processes={**self.processes, worker: process},
             lost=self.lost - {worker},
+            leaving=self.leaving - told,
+            needed=self.needed - told,
             arriving=self.arriving | {worker} if arriving else self.arriving,
         )
 

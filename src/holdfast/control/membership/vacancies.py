@@ -55,8 +55,9 @@ def ask(state: Membership, worker: WorkerId, node: NodeId | None = None, *, firs
     for; else that of a node that has offered room, then that with the fewest workers. If none is there, nobody is asked
     yet. A job begins on no node that has not offered room.
     """
-    if node not in state.contact.here:
-        node = state.contact.agent_of(state.roster.processes.get(worker)) or _emptiest(state, offered=first)
+    if node not in state.contact.staying:
+        before = state.contact.agent_of(state.roster.processes.get(worker))
+        node = before if before in state.contact.staying else _emptiest(state, offered=first)
     if node is None and first:
         return replace(state, roster=state.roster.not_awaiting({worker})), ()
     state = replace(state, roster=state.roster.awaiting({worker: node}))
@@ -150,7 +151,8 @@ def matched(state: Membership) -> tuple[tuple[WorkerId, WorkerId], ...]:
 
     A place stays vacant as long as it is not known whose fault its worker's exception was.
     """
-    spares = sorted(state.roster.spares - state.contact.detached.keys())
+    going = {worker for node in state.contact.leaving for worker in state.roster.on(node)}
+    spares = sorted(state.roster.spares - state.contact.detached.keys() - going)
     if not spares or state.preempted or state.only_saves:
         return ()
     vacant = set(state.vacant.difference(each.worker for each in state.exceptions.raised))

@@ -11,7 +11,6 @@ from holdfast.control.membership.ending import end_job
 from holdfast.control.membership.gathering import gather
 from holdfast.control.membership.losses import on_lost, on_no_show, on_overdue
 from holdfast.control.membership.recovering import fill_places, recover, stop_waiting
-from holdfast.control.membership.roster import Contact
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -52,6 +51,8 @@ AGAIN_S = 60.0
 
 def on_agent_closed(state: Membership, node: NodeId, now: float) -> Decision:
     """An agent's connection is gone: what it is told from now on waits until it has said what it knows."""
+    if node not in state.contact.agents:  # it has left
+        return state, ()
     return replace(state, contact=state.contact.agent_closed(node, now)), ()
 
 
@@ -153,15 +154,20 @@ def _held_until(state: Membership) -> float | None:
     return None if since is None or contact.others_lead or len(contact.agents) <= 2 else since + contact.patience_s
 
 
-def _told_gone(contact: Contact, node: NodeId) -> str:
-    if node in contact.leaving:
+def on_node_left(state: Membership, node: NodeId) -> Decision:
+    """The agent of a node that was told to go ends, as none of its workers runs any more: nobody waits for it."""
+    return _on_nodes_gone(state, [node]) if node in state.contact.agents else (state, ())
+
+
+def _told_gone(state: Membership, node: NodeId) -> str:
+    if node in state.contact.leaving and not state.roster.on(node):
         return f"node {node} has left"
     return f"node {node} is gone: its agent has lost its connection, and is not back"
 
 
 def _on_nodes_gone(state: Membership, nodes: Sequence[NodeId]) -> Decision:
     """Agents are gone, and whatever they have started ends with them: one event."""
-    said = [Record(event=Notice(worker="coordinator", text=_told_gone(state.contact, node))) for node in nodes]
+    said = [Record(event=Notice(worker="coordinator", text=_told_gone(state, node))) for node in nodes]
     workers = {worker: node for node in nodes for worker in state.roster.on(node)}
     asked = {worker: process.node for worker, (process, _) in state.vacancies.starting.since.items()}
     asked |= state.roster.where

@@ -30,7 +30,7 @@ from holdfast.runtime.launch.directory import INTERRUPTED, JOB_ID, SUPERSEDED
 from holdfast.runtime.launch.ending import JobOutcome, outcome_of
 from holdfast.runtime.launch.ports import joined_ports
 from holdfast.runtime.launch.request import RunRequest
-from holdfast.runtime.node.agent import LEFT, NodeAgent
+from holdfast.runtime.node.agent import LEFT, LEFT_JOB, NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIT
 from holdfast.runtime.node.inbox import EventQueue
@@ -334,10 +334,12 @@ def _followed(agent: NodeAgent) -> Ended:
     except ConfigError as error:
         if REFUSAL not in str(error):
             raise
-        raise _NextAttempt from None
-    if ended.outcome == SUPERSEDED:
-        raise _NextAttempt
-    return ended
+    else:
+        if ended.outcome != SUPERSEDED:
+            return ended
+    if agent.group.leaves:
+        return LEFT_JOB
+    raise _NextAttempt
 
 
 def _check_fit(briefing: Briefing, slots: int, local: LocalProcesses) -> None:

@@ -243,9 +243,9 @@ class Launcher:
                 self._teller.prepare("starting workers", workers, len(workers))
             with self._library(briefing):
                 ended = agent.follow()
-                if ended.outcome == LEFT:
-                    raise NodeLeft("the workers of this node have left; the job goes on")
-                return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
+                if ended.outcome != LEFT:
+                    return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
+        raise NodeLeft("the workers of this node have left; the job goes on")
 
     @contextlib.contextmanager
     def _ending_elsewhere(self, briefing: Briefing) -> Iterator[None]:

@@ -330,7 +330,7 @@ class WorkerProcess:
     def _leave(self, driver: Driver) -> None:
         """SIGTERM: a notice to go. Before the first generation nobody would miss us; a spare is counted on."""
         if driver.protocol.generation == 0 and driver.protocol.stage.layers:
-            os._exit(0)
+            os._exit(128 + signal.SIGTERM)
         driver.leaving = True
         self._client.send(Leaving(worker=driver.protocol.worker))
 

@@ -21,6 +21,7 @@ from holdfast.control.messages import (
     Hello,
     Leave,
     Message,
+    NodeLeaving,
     Preempted,
     Progress,
     Pulse,
@@ -41,10 +42,11 @@ from holdfast.runtime.node.worker_group import WorkerGroup
 from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import EventLog, Notice, Retold
 
-__all__ = ["LEFT", "Line", "NodeAgent"]
+__all__ = ["LEFT", "LEFT_JOB", "Line", "NodeAgent"]
 
 LEFT = "left"
 """How it has ended for an agent whose node has left a job that goes on."""
+LEFT_JOB = Ended(outcome=LEFT, detail="", step=0, directory="", generations=0, lost_layers=())
 _LEAVING = "the workers of this node leave between two steps, once others have their layers"
 
 
@@ -192,7 +194,8 @@ class NodeAgent:
                 self.local.teller.tell(self.log, Notice(worker="agent", text=f"holdfast drain: {_LEAVING}"))
                 self.group.leave()
             case Preempt.LEFT:
-                return Ended(outcome=LEFT, detail="", step=0, directory="", generations=0, lost_layers=())
+                self._client.send(NodeLeaving(process=self.group.agent, left=True))
+                return LEFT_JOB
             case Ended():
                 if item.outcome == "preempted" and not item.detail:
                     self.checkpoint = item.step

@@ -249,6 +249,11 @@ class WorkerGroup:
             self.children.terminate(member.child)
 
     @property
+    def leaves(self) -> bool:
+        """Whether it was told to go."""
+        return self._leaves
+
+    @property
     def has_left(self) -> bool:
         """Whether it was told to go, and none of its processes runs any more."""
         with self._lock:
