@@ -85,8 +85,8 @@ def test_who_is_told_to_go_before_the_job_has_begun_is_not_asked_again(job):
     job.give(Hello(worker=early, process=own[early]), NodeLeaving(process=agent(THERE).process))
     job.give(*(Exited(worker=worker, process=own[worker], status=143) for worker in there))
     assert (job.asked, job.state.phase) == ([], Phase.GATHERING)
-    job.give(agent(NODE, offers=offers(2)))
-    assert sorted(job.asked) == sorted([(late, NODE), (early, NODE)])
+    job.give(*[WorkerOffer(worker=None, node=NODE)] * 2)
+    assert job.asked == [(late, NODE), (early, NODE)]
     job.give(*(Hello(worker=worker, process=process_of(worker, 2)) for worker in there))
     assert not job.state.roster.leaving
 
