@@ -82,6 +82,10 @@ while [ "$code" -eq 137 ] && [ -z "$told" ]; do
         code=$?
     done
 done
+if [ "$code" -eq 75 ]; then  # this node has left (holdfast drain), and the job goes on on the others
+    wait "${agents[@]}"
+    code=$?
+fi
 begun_here=$([ "$(cat "$run_dir/job-id" 2> /dev/null)" = "$before" ] || echo yes)
 if { [ "$code" -eq 0 ] || [ "$code" -eq 93 ]; } && [ -n "$begun_here" ]; then
     wait "${agents[@]}"  # whoever has led to the end sums up, and scripts may be at work behind their loop

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace as replace_struct
 
 from holdfast.control.membership import Closed
-from holdfast.control.messages import Command, Message, Preempted, StartWorker
+from holdfast.control.messages import Command, Message, NodeLeaving, Preempted, StartWorker
 from holdfast.core.faults import FaultKind
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import Process
@@ -172,6 +172,7 @@ class VirtualAgent:
     def _part_if_left(self) -> None:
         """It ends once its workers have."""
         if self.alive and self._group.has_left:
+            self._say(NodeLeaving(process=self.process, left=True))
             self.alive = False
             self._world.links.hang_up(self.process, Closed(worker=None, process=self.process))
 
