@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli.arguments import add_overrides, whole_number
@@ -14,11 +15,45 @@ from holdfast.cli.run import job_of
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.errors import ConfigError
-from holdfast.launchers.slurm import SlurmJob, slurm_script
+from holdfast.launchers.job import LaunchedJob
+from holdfast.launchers.kubernetes import Pods, kubernetes_manifest
+from holdfast.launchers.slurm import slurm_script
 from holdfast.plain import one_line
 from holdfast.runtime.train import default_directory
 
 __all__ = ["add_launch_parser"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How something starts jobs.
+
+    Attributes:
+        suffix: of the file.
+        submit: the words that hand the file over, which comes last.
+        without_checkpoints: what happens to a job that makes none.
+        mode: of the file.
+    """
+
+    suffix: str
+    submit: tuple[str, ...]
+    without_checkpoints: str
+    mode: int = 0o600
+
+
+_WAYS = {
+    "slurm": _Way(
+        suffix=".slurm.sh",
+        submit=("sbatch",),
+        without_checkpoints="if the allocation ends before the job, all is lost, so it is not queued again",
+        mode=0o700,
+    ),
+    "kubernetes": _Way(
+        suffix=".kubernetes.yaml",
+        submit=("kubectl", "apply", "-f"),
+        without_checkpoints="if all pods are gone at once, all is lost",
+    ),
+}
 
 
 def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +65,9 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "does it. The file is yours to read and to change. The run directory, and the folder in which this is called, "
         "are to be seen on all machines.",
     )
-    parser.add_argument("--on", required=True, choices=("slurm",), help="what starts the job; slurm: sbatch")
+    parser.add_argument(
+        "--on", required=True, choices=[*_WAYS], help="what starts the job; slurm: by sbatch; kubernetes: by kubectl"
+    )
     parser.add_argument(
         "--slots", type=whole_number(1), metavar="N", help="workers on each node (default: grid.workers_per_node)"
     )
@@ -57,9 +94,19 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
         action="append",
         default=[],
         metavar="OPTION",
-        help="an option for sbatch, such as --option=--time=12:00:00; may be repeated",
+        help="slurm: an option for sbatch, such as --option=--time=12:00:00; may be repeated",
     )
-    parser.add_argument("--out", metavar="FILE", help="the file (default: NAME.slurm.sh)")
+    parser.add_argument("--image", metavar="IMAGE", help="kubernetes: what pods run, with Holdfast in its python3")
+    parser.add_argument(
+        "--claim",
+        metavar="CLAIM:PATH",
+        help="kubernetes: a PersistentVolumeClaim that all pods can mount (ReadWriteMany), and where they do; the "
+        "job's folder is there",
+    )
+    parser.add_argument(
+        "--folder", metavar="DIR", help="kubernetes: the folder of the job, as pods see it (default: this one's path)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="the file (default: NAME.slurm.sh, NAME.kubernetes.yaml)")
     parser.add_argument("--dry-run", action="store_true", help="writes the file, and does nothing with it")
     add_overrides(parser, "train.steps=1000")
     parser.add_argument("job", metavar="JOB.yaml|SCRIPT", help="the job file; with --workers, a script of yours")
@@ -70,19 +117,16 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
 def run(args: argparse.Namespace) -> int:
     """Writes the file, has it submitted, and returns the exit code."""
     job, command, then = _asked_for(args)
-    path = Path(args.out or f"{job.name}.slurm.sh")
+    way = _WAYS[args.on]
+    path = Path(args.out or f"{job.name}{way.suffix}")
     run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
-    wanted = _slurm_job(args, job, run_dir.absolute(), (command, then))
-    _write(path, slurm_script(wanted))
+    wanted = _launched(args, job, run_dir, (command, then))
+    _write(path, slurm_script(wanted) if args.on == "slurm" else kubernetes_manifest(wanted, _pods(args, wanted)), way)
     told = f"{wanted.nodes} nodes with room for {wanted.slots} workers each, for {job.most_workers} workers"
     print(f"{path}: {told}; the job writes into {run_dir}")
     if wanted.notice_s is None:
-        print(
-            "holdfast: checkpoint.every is 0: if the allocation ends before the job, all is lost, so it is not queued "
-            "again",
-            file=sys.stderr,
-        )
-    words = ["sbatch", str(path)]
+        print(f"holdfast: checkpoint.every is 0: {way.without_checkpoints}", file=sys.stderr)
+    words = [*way.submit, str(path)]
     if args.dry_run:
         print(f"submit it by: {shlex.join(words)}")
         return 0
@@ -95,6 +139,9 @@ def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[st
     Raises:
         ConfigError: it cannot be used.
     """
+    foreign = ("options",) if args.on == "kubernetes" else ("image", "claim", "folder")
+    if strange := [name for name in foreign if getattr(args, name)]:
+        raise ConfigError(f"--{strange[0].removesuffix('s')}: is not for --on {args.on}")
     overrides = [word for text in args.overrides for word in ("--set", text)]
     if args.workers is None:
         if args.arguments:
@@ -107,9 +154,11 @@ def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[st
     return job, ("run", "--workers", str(args.workers), *overrides), (args.job, *args.arguments)
 
 
-def _slurm_job(
+def _launched(
     args: argparse.Namespace, job: Job, run_dir: Path, words: tuple[tuple[str, ...], tuple[str, ...]]
-) -> SlurmJob:
+) -> LaunchedJob:
+    if args.on == "kubernetes" and job.control.coordinators == 1:
+        raise ConfigError("control.coordinators: 1: no pod could be done without; expected 0, or more")
     if job.control.store == "sqlite":
         raise ConfigError("control.store: sqlite: is seen on one node; expected auto, or what all nodes see")
     if job.resume not in (None, "auto"):
@@ -117,6 +166,7 @@ def _slurm_job(
             f"resume: {job.resume}: expected auto, or nothing: the script goes on with what is in the run directory, "
             "and would begin there again each time"
         )
+    folder = Path(args.folder or Path.cwd())
     slots = args.slots or job.grid.workers_per_node
     nodes = args.nodes or -(-job.most_workers // slots)
     if nodes * slots < job.num_workers:
@@ -124,12 +174,12 @@ def _slurm_job(
             f"--nodes {nodes}, --slots {slots}: there is room for {nodes * slots} workers, and the job begins with "
             f"{job.num_workers}; expected as many"
         )
-    return SlurmJob(
+    return LaunchedJob(
         name=job.name,
         made_by=_this_command(),
-        folder=Path.cwd(),
-        run_dir=run_dir,
-        python=sys.executable,
+        folder=folder,
+        run_dir=folder / run_dir,
+        python=sys.executable if args.on == "slurm" else "python3",
         command=words[0],
         then=words[1],
         nodes=nodes + args.spare_nodes,
@@ -141,12 +191,32 @@ def _slurm_job(
     )
 
 
+def _pods(args: argparse.Namespace, job: LaunchedJob) -> Pods:
+    """What pods are made of.
+
+    Raises:
+        ConfigError: that was not said, or the job is nowhere where pods could see it.
+    """
+    claim, colon, mount = (args.claim or "").partition(":")
+    if not args.image or not claim or not colon or not mount.startswith("/"):
+        raise ConfigError(
+            "--on kubernetes: expected --image IMAGE, with Holdfast in it, and --claim CLAIM:/PATH, a "
+            "PersistentVolumeClaim that all pods mount there"
+        )
+    for what, path in (("--folder", job.folder), ("--run-dir", job.run_dir)):
+        if not path.is_relative_to(mount):
+            raise ConfigError(
+                f"{what}: {path} is not below {mount}, where pods mount {claim}; expected where they see it"
+            )
+    return Pods(image=args.image, claim=claim, mount=mount)
+
+
 def _this_command() -> str:
     """For people, and the same whether it is done or not."""
     return one_line(shlex.join(["holdfast", *(word for word in sys.argv[1:] if word != "--dry-run")]), sys.maxsize)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, way: _Way) -> None:
     """Writes the file; one that is there and was changed stays.
 
     Raises:
@@ -155,11 +225,11 @@ def _write(path: Path, text: str) -> None:
     try:
         if path.exists() and path.read_text() != text:
             raise ConfigError(
-                f"{path}: is there, and is another one; submit it by sbatch, or remove it, or choose --out; it was not "
-                "overwritten"
+                f"{path}: is there, and is another one; submit it by {' '.join(way.submit)}, or remove it, or choose "
+                "--out; it was not overwritten"
             )
         path.write_text(text)
-        path.chmod(0o700)
+        path.chmod(way.mode)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
+import textwrap
 
-__all__ = ["SlurmJob", "slurm_script"]
+from holdfast.launchers.job import LaunchedJob
 
+__all__ = ["slurm_script"]
+
+_HERE = '"$(hostname)"'
 _LEAST_NOTICE_S = 60
 _BEYOND_S = 60
 """Slurm's signal may come this much late, and workers end after their checkpoint."""
@@ -17,9 +19,7 @@ _TEXT = r"""#!/bin/bash
 # A job that goes on while nodes of its allocation fail. Made by: @MADE_BY@
 # It is yours to change. sbatch submits it, again and again: it goes on from its last checkpoint.
 @OPTIONS@
-holdfast=(@HOLDFAST@)
-run_dir=@RUN_DIR@
-slots=@SLOTS@  # workers on each node
+@VARIABLES@
 first=$SLURMD_NODENAME
 before=$(cat "$run_dir/job-id" 2> /dev/null)  # of the attempt before this one
 cd @FOLDER@ || exit
@@ -93,11 +93,6 @@ fi
 @AGAIN@exit "$code"
 """
 
-_CERTIFICATES = """
-# All processes of the job show this certificate, on whichever nodes they are.
-[ -e "$run_dir/certs/key.pem" ] || (umask 077 && "${holdfast[@]}" certs --out "$run_dir/certs") || exit
-"""
-
 _AGAIN = r"""if [ "$code" -eq 3 ] || [ "$code" -eq 138 ] || { [ "$told" = USR1 ] && [ "$code" -ne 0 ]; }; then
     # Too much was lost at once, or this allocation is over: the job goes on from its last checkpoint in another one.
     # If no step was done in this one, it would be the same again and again.
@@ -108,43 +103,7 @@ fi
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJob:
-    """What is to run, and on what.
-
-    Attributes:
-        name: of the job.
-        made_by: the command that is making the script, for people.
-        folder: where relative paths begin.
-        run_dir: where the job writes.
-        python: the interpreter that has Holdfast.
-        command: the words of ``holdfast`` that begin the job, without options of where it runs.
-        then: its last words, behind all options.
-        nodes: of the allocation.
-        slots: workers on each of them.
-        gpus: whether each worker computes on a GPU of its own.
-        notice_s: seconds that the checkpoint takes at most that is made before the time is over; None: none is made,
-            so the job is not queued again.
-        certificates: whether connections need certificates, and there are none yet.
-        options: more of ``sbatch``, such as ``--time=12:00:00``.
-    """
-
-    name: str
-    made_by: str
-    folder: Path
-    run_dir: Path
-    python: str
-    command: tuple[str, ...]
-    then: tuple[str, ...] = ()
-    nodes: int
-    slots: int
-    gpus: bool = False
-    notice_s: float | None = None
-    certificates: bool = True
-    options: tuple[str, ...] = ()
-
-
-def slurm_script(job: SlurmJob) -> str:
+def slurm_script(job: LaunchedJob) -> str:
     """Returns the script, for ``sbatch``.
 
     The first node begins the job, and agents run on the others; a node that fails, the first one, too, is taken out of
@@ -153,12 +112,10 @@ def slurm_script(job: SlurmJob) -> str:
     parts = {
         "MADE_BY": job.made_by,
         "OPTIONS": "\n".join(_options(job)),
-        "HOLDFAST": f"{shlex.quote(job.python)} -m holdfast",
-        "RUN_DIR": shlex.quote(str(job.run_dir)),
-        "SLOTS": str(job.slots),
+        "VARIABLES": job.variables,
         "FOLDER": shlex.quote(str(job.folder)),
-        "CERTIFICATES": _CERTIFICATES if job.certificates else "",
-        "BEGIN": _begin(job),
+        "CERTIFICATES": job.make_certificates and f"\n{job.make_certificates}",
+        "BEGIN": textwrap.indent(f"exec {job.begin(listen=_HERE)}", "    "),
         "NOT_DONE": f'{"scancel" if job.notice_s is None else "scontrol requeue"} "$SLURM_JOB_ID"',
         "AGAIN": "" if job.notice_s is None else _AGAIN,
     }
@@ -168,7 +125,7 @@ def slurm_script(job: SlurmJob) -> str:
     return text
 
 
-def _options(job: SlurmJob) -> list[str]:
+def _options(job: LaunchedJob) -> list[str]:
     lines = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.slots}"]
     if job.gpus:
         lines.append(f"--gpus-per-node={job.slots}")
@@ -179,13 +136,3 @@ def _options(job: SlurmJob) -> list[str]:
         seconds = max(_LEAST_NOTICE_S, math.ceil(job.notice_s)) + _BEYOND_S
         lines += ["--requeue", f"--signal=B:USR1@{seconds}  # so long before the time is over, a checkpoint is made"]
     return [f"#SBATCH {line}" for line in (*lines, *job.options)]
-
-
-def _begin(job: SlurmJob) -> str:
-    words = ['"${holdfast[@]}"', shlex.join(job.command), '--run-dir "$run_dir" --resume auto']
-    more = ['--listen "$(hostname)" --slots "$slots"']
-    if job.certificates:
-        files = ", ".join(f"{name}: '$run_dir/certs/{name}.pem'" for name in ("ca", "cert", "key"))
-        more.append(f'--set "control.tls={{{files}}}"')
-    lines = [" ".join(words), *more, *([shlex.join(job.then)] if job.then else [])]
-    return "    exec " + " \\\n        ".join(lines)

@@ -3,7 +3,9 @@
 import stat
 import subprocess
 
+import kubernetes_validate
 import pytest
+import yaml
 from tests.dist.conftest import JOBS, LOOP_SCRIPT
 
 from holdfast import parse_job
@@ -157,3 +159,78 @@ def test_what_sbatch_says_is_what_comes_of_it(folder, monkeypatch, capfd, code, 
     assert "got small.slurm.sh" in told.out
     assert ("has refused it, with exit code 1" in told.err) == bool(code)
     assert ("holdfast inspect --follow runs/small" in told.out) == (not code)
+
+
+class OnKubernetes:
+    """A job as its manifest has it."""
+
+    def __init__(self, *words):
+        where = ("--image", "registry/img:1", "--claim", "data:/shared", "--folder", "/shared/a project")
+        assert main(["launch", "--on", "kubernetes", "--dry-run", *where, *map(str, words)]) == 0
+        with open("small.kubernetes.yaml") as file:
+            self.text = file.read()
+        self.manifest = yaml.safe_load(self.text)
+        self.spec = self.manifest["spec"]["template"]["spec"]
+        (self.container,) = self.spec["containers"]
+        (self.script,) = self.container["args"]
+
+
+def test_a_manifest_is_what_every_kubernetes_takes_that_can_do_it():
+    job = OnKubernetes(
+        "--slots", 2, "--spare-nodes", 1, "--set", CHECKPOINTS, "--set", "train.device=cuda", "small.yaml"
+    )
+    for minor in range(31, 38):
+        kubernetes_validate.validate(job.manifest, f"1.{minor}", strict=True)
+    assert subprocess.run(["bash", "-n"], input=job.script, text=True, capture_output=True, check=True).stderr == ""
+    assert (job.manifest["spec"]["completions"], job.manifest["spec"]["parallelism"]) == (4, 4)
+    assert job.container["resources"] == {"requests": {"cpu": "2"}, "limits": {"nvidia.com/gpu": 2}}
+    assert job.spec["terminationGracePeriodSeconds"] == 60
+    mounts = {mount["name"]: mount["mountPath"] for mount in job.container["volumeMounts"]}
+    volumes = {volume.pop("name"): volume for volume in job.spec["volumes"]}
+    assert mounts == {"shared": "/shared", "memory": "/dev/shm"}
+    assert volumes["shared"] == {"persistentVolumeClaim": {"claimName": "data"}}
+
+
+def test_the_first_pod_begins_the_job_and_leaves_at_a_notice():
+    script = OnKubernetes("--slots", 2, "--set", CHECKPOINTS, "small.yaml").script
+    body = script[script.index("begin() {") : script.index("take_part() {")].replace("exec ", "printf '%s\\n' ")
+    lines = ["holdfast=(:)", "run_dir='/the run'", "slots=2", "POD_IP=10.0.0.7", body, "begin"]
+    words = subprocess.run(["bash", "-c", "\n".join(lines)], text=True, capture_output=True, check=True).stdout.split(
+        "\n"
+    )
+    where = ["--run-dir", "/the run", "--resume", "auto", "--listen", "10.0.0.7", "--slots", "2", "--notice", "leave"]
+    assert words == [":", "train", "small.yaml", "--set", CHECKPOINTS, *where, "--set", TLS, ""]
+    assert "cd '/shared/a project' || exit" in script
+    assert "run_dir='/shared/a project/runs/small'" in script
+
+
+@pytest.mark.parametrize(("name", "called"), [("My_Job.2", "my-job-2"), ("-", "holdfast"), ("x" * 80, "x" * 50)])
+def test_a_name_is_one_that_pods_can_have(folder, name, called):
+    (folder / "small.yaml").write_text(dump_job(parse_job({**JOBS["small"], "name": name}, ())))
+    words = ("--slots", 6, "--out", "small.kubernetes.yaml", "small.yaml")
+    assert OnKubernetes(*words).manifest["metadata"]["name"] == called
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--claim", "data:/shared"), "--on kubernetes: expected --image IMAGE, with Holdfast in it, and --claim"),
+        (("--image", "img", "--claim", "data"), "--on kubernetes: expected --image IMAGE, with Holdfast in it, and"),
+        (("--image", "img", "--claim", "data:/shared"), "where pods mount data; expected where they see it"),
+        (
+            ("--image", "img", "--claim", "data:/shared", "--folder", "/shared/x", "--run-dir", "/runs/x"),
+            "--run-dir: /runs/x is not below /shared, where pods mount data",
+        ),
+        (("--option=--time=1"), "--option: is not for --on kubernetes"),
+        (("--set", "control.coordinators=1"), "control.coordinators: 1: no pod could be done without"),
+    ],
+)
+def test_what_pods_cannot_run_is_said_before_anything_is_submitted(words, line, capsys):
+    words = [words] if isinstance(words, str) else words
+    assert main(["launch", "--on", "kubernetes", "--dry-run", *words, "--slots", "2", "small.yaml"]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_what_is_for_pods_is_not_for_slurm(capsys):
+    assert main(["launch", "--on", "slurm", "--dry-run", "--image", "img", "small.yaml"]) == 2
+    assert "--image: is not for --on slurm" in capsys.readouterr().err
