@@ -91,7 +91,7 @@ def test_pods_are_evicted_and_lost_and_the_job_goes_on(pods, runs):
         pods.lose(lost)
         until(lambda: len({event.worker for event in pods.events(Detected)}) == 2, pods.story, first)
         again = pods.begin_pod({"1": 2, "2": 1}[name])
-        until(lambda: pods.story().count("takes part in job small") >= 3, pods.story, again)
+        until(lambda: sum(pods.said(f"pod-{index}").count("takes part in job") for index in range(3)) == 4, pods.story)
     assert [pod.wait(LIMIT_S) for pod in (first, stays, again)] == [0, 0, 0], pods.story()
     summary = json.loads((pods.run_dir / "summary.json").read_text())
     assert summary["weights_sha256"] == runs.healthy("small", (LONGER,)).weights_sha256

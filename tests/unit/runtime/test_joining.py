@@ -7,18 +7,20 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_struct
 from tests.processes import NODE
 from tests.unit.runtime.test_preflight import NONCE, briefing, probed
 from tests.unit.runtime.test_preflight import request as asked
 from tests.waiting import until
 
 from holdfast.control.messages import Ended
+from holdfast.control.reach import Reach
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.runtime.launch.agents import _Places, _touch, heard_of_leader, this_node
 from holdfast.runtime.launch.briefing import Brief
 from holdfast.runtime.launch.directory import JOB_ID
-from holdfast.runtime.launch.joining import Joiner, JoinRequest, _read
+from holdfast.runtime.launch.joining import Joiner, JoinRequest, _NextAttempt, _read
 from holdfast.runtime.main.coordinator import _heard_at
 from holdfast.version import __version__
 
@@ -89,6 +91,22 @@ def test_who_comes_behind_the_end_waits_for_the_next_attempt_but_not_for_long(mo
     assert joiner._ask(math.inf) == ended
     assert "the job has ended: done; the next attempt is waited for" in said
     assert (next(found, None), now) == (None, [1600.0]), "600 s behind the time when it was heard again"
+
+
+def test_who_finds_no_coordinator_any_more_looks_how_the_job_has_ended():
+    ended = Ended(outcome="done", detail="", step=9, directory="", generations=1, lost_layers=())
+    reach = Reach(addresses="h:1", token="t")
+    answers = iter([ended, reach, CoordinatorUnavailable("away"), replace_struct(ended, outcome="superseded")])
+
+    def find():
+        if isinstance(each := next(answers), Exception):
+            raise each
+        return each
+
+    joiner = Joiner(request=JoinRequest(where="run", find=find))
+    assert [joiner._known_end() for _ in range(3)] == [ended, None, None]
+    with pytest.raises(_NextAttempt):
+        joiner._known_end()
 
 
 @pytest.mark.parametrize("change", [lambda brief: b"", lambda brief: brief[:-1], lambda brief: brief + b"?"])

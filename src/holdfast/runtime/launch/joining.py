@@ -170,6 +170,10 @@ class Joiner:
             try:
                 with agent.attached():
                     ended = _followed(agent)
+            except CoordinatorUnavailable:
+                if (known := self._known_end()) is None:
+                    raise
+                return known
             finally:
                 self._known = tuple(agent.addresses.split(","))
             if ended.outcome == LEFT:
@@ -224,6 +228,19 @@ class Joiner:
             return reach
         self._reach = reach
         return replace(reach, addresses=",".join(dict.fromkeys((*self._known, *reach.addresses.split(",")))))
+
+    def _known_end(self) -> Ended | None:
+        """How the job has ended, if it has without us: we were on our way, or cut off.
+
+        Raises:
+            _NextAttempt: another one has begun.
+        """
+        with contextlib.suppress(CoordinatorUnavailable):
+            found = self.request.find()
+            if isinstance(found, Ended) and found.outcome == SUPERSEDED:
+                raise _NextAttempt
+            return found if isinstance(found, Ended) else None
+        return None
 
     def _pause(self, seconds: float) -> None:
         """Waits a little; a signal ends that."""
