@@ -111,6 +111,7 @@ def _carry_out(task: _Task, args: argparse.Namespace) -> int:
             if answered_at is None:
                 if answer.refused:
                     raise ConfigError(f"{args.coordinator}: {answer.text}")
+                answered_at = time.monotonic()
                 print(f"the job is told: {answer.text}", flush=True)
                 if args.no_wait:
                     return 0

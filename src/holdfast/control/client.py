@@ -199,8 +199,8 @@ class ControlClient:
         match command:
             case Pulse():
                 self._on_pulse(command)
-            case CoordinatorsAt(addresses=addresses):
-                self._told = addresses
+            case CoordinatorsAt(addresses=addresses, leaving=leaving):
+                self._told = tuple(address for address in addresses if address not in leaving)
                 # Those that we were given may be there again, or have other names.
                 self._addresses = deque(dict.fromkeys((self._address, *addresses, *self._given)))
             case _:
@@ -213,7 +213,7 @@ class ControlClient:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Where there are coordinators, as was told last; before that, where we were told to look."""
+        """Where there are coordinators that are to stay, as was told last; before that, where we were told to look."""
         return self._told
 
     @property

@@ -45,6 +45,7 @@ from holdfast.control.messages import (
     Hello,
     Install,
     Message,
+    NodeLeaving,
     Pulse,
     Pulsed,
     StandBy,
@@ -380,6 +381,8 @@ class Coordinator:
                     self.decider.log.write(*told)
         self._lately.heard(messages, self.decider.awake())
         self._take([each for each in messages if not isinstance(each, StandingBy | Pulsed)])
+        if any(isinstance(each, NodeLeaving) for each in messages):  # before its workers have left
+            self._keep_standbys()
 
     def _tell_where(self) -> None:
         """Tells everybody where all coordinators are, once all agents have said where theirs are."""
@@ -493,8 +496,8 @@ class Coordinator:
         """Has coordinators started where there are none, as many as there are to be; behind a loss, too."""
         if self._all_back():
             leaving = self.decider.membership.contact.leaving
-            fit = [process for process, here in self._agents.items() if here and process.node not in leaving]
-            for process in self._standbys.to_ask(fit):
+            self._standbys.leaving = frozenset(process for process in self._agents if process.node in leaving)
+            for process in self._standbys.to_ask([process for process, here in self._agents.items() if here]):
                 self._tell((None, process), StandBy())
         self._tell_where()
 

@@ -640,9 +640,10 @@ class StandBy(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class CoordinatorsAt(_Wire, frozen=True, tag=True, kw_only=True):
-    """Where all coordinators of the job listen, whichever of them leads."""
+    """Where all coordinators of the job listen, whichever of them leads; ``leaving``: those whose nodes are to go."""
 
     addresses: tuple[str, ...]
+    leaving: tuple[str, ...] = ()
 
 
 class Pulse(_Wire, frozen=True, tag=True, kw_only=True):

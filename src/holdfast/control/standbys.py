@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from holdfast.control.messages import CoordinatorsAt, Hello, StandingBy
@@ -17,9 +17,11 @@ class Standbys:
 
     Attributes:
         wanted: how many there are to be; all on nodes of their own, but those with which the job was begun.
+        leaving: agents whose nodes are to go, and the coordinators there with them: others are started before.
     """
 
     wanted: int
+    leaving: frozenset[Process] = frozenset()
     _at: dict[Process, tuple[str, ...]] = field(default_factory=dict)
     """The coordinators of each agent that is here."""
     _asked: set[Process] = field(default_factory=set)
@@ -54,16 +56,21 @@ class Standbys:
         """Returns which of these agents, who can be told something, are to start one each; they count as asked."""
         if self.wanted == 1:  # that is us
             return ()
-        idle = [agent for agent in agents if not self._at.get(agent) and agent not in self._asked | self._failed]
-        missing = self.wanted - sum(map(len, self._at.values())) - len(self._asked)
+        unfit = self._asked | self._failed | self.leaving
+        idle = [agent for agent in agents if not self._at.get(agent) and agent not in unfit]
+        there = sum(len(at) for agent, at in self._at.items() if agent not in self.leaving)
+        missing = self.wanted - there - len(self._asked - self.leaving)
         asked = tuple(idle[: max(0, missing)])
         self._asked.update(asked)
         return asked
 
     def news(self) -> CoordinatorsAt | None:
         """Returns what all are to be told, if that is not what they were told last."""
-        found = CoordinatorsAt(addresses=tuple(sorted({each for at in self._at.values() for each in at})))
+        found = CoordinatorsAt(addresses=self._of(self._at), leaving=self._of(self._at.keys() & self.leaving))
         if self.wanted == 1 or found == self._told:
             return None
         self._told = found
         return found
+
+    def _of(self, agents: Iterable[Process]) -> tuple[str, ...]:
+        return tuple(sorted({each for agent in agents for each in self._at[agent]}))

@@ -35,27 +35,34 @@ begin() {
 take_part() {
     exec "${holdfast[@]}" agent --coordinator "$run_dir" --slots "$slots"
 }
-if [ "$JOB_COMPLETION_INDEX" -eq 0 ]; then begin & else take_part & fi
-pid=$!
-wait "$pid"
-code=$?
-while kill -0 "$pid" 2> /dev/null; do  # a signal ends the wait, not the job
+# What was killed is started again here, as the Job waits longer each time before it makes another pod. Only the first
+# pod ends well, and by that the Job: behind any other end the job may go on, and the others have to be there.
+while [ -z "$told" ]; do
+    if [ "$JOB_COMPLETION_INDEX" -eq 0 ]; then begin & else take_part & fi
+    pid=$!
     wait "$pid"
     code=$?
-done
-if [ "$JOB_COMPLETION_INDEX" -eq 0 ]; then
-    # Behind this pod's end the others are ended, too; whoever has led the job to its end sums up before.
-    for _ in {1..60}; do
-        [ "$code" -eq 0 ] && [ ! -e "$run_dir/summary.json" ] || break
-        sleep 1
+    while kill -0 "$pid" 2> /dev/null; do  # a signal ends the wait, not the job
+        wait "$pid"
+        code=$?
     done
-    if [ "$code" -eq 143 ] && [ -z "$told" ]; then  # holdfast stop
-        code=0
+    [ "$code" -ne 75 ] || exit 75  # its workers have left
+    if [ "$JOB_COMPLETION_INDEX" -eq 0 ] && [ -z "$told" ]; then
+        case $code in
+            143) exit 0 ;;  # holdfast stop
+            0)
+                for _ in {1..60}; do  # whoever has led the job to its end sums up
+                    [ ! -e "$run_dir/summary.json" ] || break
+                    sleep 1
+                done
+                exit 0
+                ;;
+            1) exit 1 ;;
+        esac
     fi
-elif [ "$code" -eq 93 ]; then
-    code=1  # the job has not ended well; it may go on from a checkpoint, and this pod in it
-fi
-exit "$code"
+    sleep 5
+done
+exit "${code:-143}"
 """
 
 _MANIFEST = """\
@@ -70,7 +77,7 @@ spec:
   completions: @NODES@
   parallelism: @NODES@
   backoffLimitPerIndex: 1000000  # a pod that has ended is made anew, however often that may be
-  podReplacementPolicy: TerminatingOrFailed  # at once, also if its node is silent
+  podReplacementPolicy: TerminatingOrFailed  # also if its node is silent, and it may live
   successPolicy:  # Kubernetes 1.31
     rules:
     - succeededIndexes: "0"  # its pod ends when the job has
@@ -85,7 +92,7 @@ spec:
             labelSelector:
               matchLabels:
                 job-name: @NAME@
-      tolerations:  # another pod is made @SILENT_S@ s after a node is silent, not 300
+      tolerations:  # another pod is made @SILENT_S@ s after Kubernetes has noticed that a node is silent, not 300
       - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: @SILENT_S@}
       - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: @SILENT_S@}
       containers:
@@ -145,7 +152,7 @@ def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
         _MANIFEST,
         {
             "MADE_BY": job.made_by,
-            "NAME": _name(job.name),
+            "NAME": _quoted(_name(job.name)),
             "NODES": str(job.nodes),
             "GRACE_S": str(grace_s),
             "SILENT_S": str(_SILENT_S),

@@ -82,9 +82,14 @@ while [ "$code" -eq 137 ] && [ -z "$told" ]; do
         code=$?
     done
 done
-if [ "$code" -eq 75 ]; then  # this node has left (holdfast drain), and the job goes on on the others
-    wait "${agents[@]}"
-    code=$?
+if [ "$code" -eq 75 ] && [ -z "$told" ]; then  # this node has left (holdfast drain), and the job goes on on the others
+    for agent in "${agents[@]}"; do
+        wait "$agent"
+        case $? in
+            0) code=0 ;;
+            93) [ "$code" -eq 0 ] || code=3 ;;
+        esac
+    done
 fi
 begun_here=$([ "$(cat "$run_dir/job-id" 2> /dev/null)" = "$before" ] || echo yes)
 if { [ "$code" -eq 0 ] || [ "$code" -eq 93 ]; } && [ -n "$begun_here" ]; then

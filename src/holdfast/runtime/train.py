@@ -98,9 +98,11 @@ def train(
             claim.take()
             before = jobs_before(directory, lambda text: on_event(Notice(worker="agent", text=text)))
             check_same_job(job, directory, before, accepted)
-            if end_the_one_before(directory):
+            done = done_before(directory, on_event)
+            if done is None and end_the_one_before(directory):
                 _await_summary(directory)
-            if (done := done_before(directory, on_event)) is not None and done.step >= job.train.steps:
+                done = done_before(directory, on_event)
+            if done is not None and done.step >= job.train.steps:
                 return _changed(job, summarise(directory, done, planned, done_before=True))
         request = RunRequest(
             job=job,

@@ -204,7 +204,9 @@ def test_the_first_pod_begins_the_job_and_leaves_at_a_notice():
     assert "run_dir='/shared/a project/runs/small'" in script
 
 
-@pytest.mark.parametrize(("name", "called"), [("My_Job.2", "my-job-2"), ("-", "holdfast"), ("x" * 80, "x" * 50)])
+@pytest.mark.parametrize(
+    ("name", "called"), [("2024", "2024"), ("My_Job.2", "my-job-2"), ("-", "holdfast"), ("x" * 80, "x" * 50)]
+)
 def test_a_name_is_one_that_pods_can_have(folder, name, called):
     (folder / "small.yaml").write_text(dump_job(parse_job({**JOBS["small"], "name": name}, ())))
     words = ("--slots", 6, "--out", "small.kubernetes.yaml", "small.yaml")

@@ -154,6 +154,13 @@ def test_where_a_worker_left_by_itself_its_place_is_filled_once_it_has_ended(job
     assert job.asked == []
 
 
+def test_where_its_place_is_filled_elsewhere_its_end_is_no_news(job):
+    job.give(WorkerOffer(worker=None, node=ELSEWHERE), Leaving(worker=W10))
+    job.give(Left(worker=W10, process=process(W10), generation=2, step=1))
+    assert job.asked == [(W10, ELSEWHERE)]
+    assert job.give(Exited(worker=W10, process=process(W10), status=0)).asked == []
+
+
 def test_who_has_left_while_another_coordinator_has_taken_it_for_a_member_is_lost_at_once(job):
     job.give(died(W20))
     stale = Left(worker=W10, process=process(W10), generation=1, step=1)

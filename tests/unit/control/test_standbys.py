@@ -61,6 +61,16 @@ def test_in_the_place_of_one_whose_node_is_gone_another_is_asked(three):
     assert three.news() == at("b:7", "c:7")
 
 
+def test_those_whose_nodes_are_to_go_are_told_of_as_such_and_others_are_started_before(three):
+    for agent, address in zip(three.to_ask(ALL), ("b:7", "c:7"), strict=True):
+        three.heard(StandingBy(process=agent, address=address))
+    three.leaving = frozenset({HEAD, ONE, TWO})
+    assert three.to_ask(ALL) == (THREE,)
+    assert three.news() == CoordinatorsAt(addresses=("a:7", "b:7", "c:7"), leaving=("a:7", "b:7", "c:7"))
+    three.heard(StandingBy(process=THREE, address="d:7"))
+    assert three.news() == CoordinatorsAt(addresses=("a:7", "b:7", "c:7", "d:7"), leaving=("a:7", "b:7", "c:7"))
+
+
 def test_who_has_lost_its_connection_may_not_have_heard(three):
     three.to_ask(ALL)
     three.heard(Hello(worker=None, process=ONE))

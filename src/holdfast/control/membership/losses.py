@@ -44,8 +44,9 @@ def on_exited(state: Membership, worker: WorkerId, process: Process, status: int
     if gathering or not roster.may_be(worker, process):
         known = state.vacancies.starting.process_of(worker) or (roster.processes.get(worker) if gathering else None)
         return on_no_show(state, worker, process, how) if known in (None, process) else (state, ())
-    if status == 0 and worker in roster.lost & roster.expected and state.vacancies.starting.process_of(worker) is None:
-        return ask(state, worker, roster.where.get(worker))  # it had left, and whoever was asked found it still there
+    asked = roster.where.get(worker) if status == 0 and worker in roster.lost & roster.expected else None
+    if asked and asked.shares_agent(process.node) and state.vacancies.starting.process_of(worker) is None:
+        return ask(state, worker, asked)  # it had left, and its agent found it still there
     if worker in roster.leaving and status == 0:  # it went in order, and has told or will tell so, if anybody is there
         return on_parted(state, worker) if state.phase is Phase.REATTACHING else (state, ())
     return on_lost(state, {worker: how})

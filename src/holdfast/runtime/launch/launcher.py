@@ -249,7 +249,10 @@ class Launcher:
 
     @contextlib.contextmanager
     def _ending_elsewhere(self, briefing: Briefing) -> Iterator[None]:
-        """Whoever ends this process by a signal ends the job: no coordinator of another machine goes on with it."""
+        """Whoever ends this process by a signal ends the job: no coordinator of another machine goes on with it.
+
+        But for a notice, if at such a one this machine is to leave: the others go on, and have lost it.
+        """
         try:
             try:
                 yield
@@ -257,7 +260,8 @@ class Launcher:
                 self._signals.check()  # whatever went wrong may have come of it
                 raise
         except Interrupted as interrupted:
-            if briefing.request.slots is not None and not is_database(briefing.store):
+            request, meant = briefing.request, interrupted.signal_number == signal.SIGINT
+            if request.slots is not None and not is_database(briefing.store) and (meant or not request.leaves):
                 try:
                     end_attempt(briefing.store, INTERRUPTED, str(interrupted), briefing.begins)
                 except StorageError as error:
