@@ -63,6 +63,16 @@ class PodsHere(Cluster):
         pod.wait(LIMIT_S)
 
 
+    def complete(self, first, *others):
+        """The first one ends well, and by that the Job: the controller ends the others."""
+        assert first.wait(LIMIT_S) == 0, self.story()
+        for pod in others:
+            assert pod.poll() is None, self.story()
+            pod.send_signal(signal.SIGTERM)
+        for pod in others:
+            pod.wait(LIMIT_S)
+
+
 @pytest.fixture
 def pods(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -92,7 +102,7 @@ def test_pods_are_evicted_and_lost_and_the_job_goes_on(pods, runs):
         until(lambda: len({event.worker for event in pods.events(Detected)}) == 2, pods.story, first)
         again = pods.begin_pod({"1": 2, "2": 1}[name])
         until(lambda: sum(pods.said(f"pod-{index}").count("takes part in job") for index in range(3)) == 4, pods.story)
-    assert [pod.wait(LIMIT_S) for pod in (first, stays, again)] == [0, 0, 0], pods.story()
+    pods.complete(first, stays, again)
     summary = json.loads((pods.run_dir / "summary.json").read_text())
     assert summary["weights_sha256"] == runs.healthy("small", (LONGER,)).weights_sha256
 
@@ -102,4 +112,4 @@ def test_a_job_that_is_stopped_ends_its_first_pod_well(pods):
     until(lambda: pods.events(JobStarted), pods.story, first)
     pods.ran(3)
     pods.told("stop", pods.run_dir)
-    assert [pod.wait(LIMIT_S) for pod in (first, *others)] == [0, 0, 0], pods.story()
+    pods.complete(first, *others)
