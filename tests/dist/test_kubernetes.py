@@ -62,7 +62,6 @@ class PodsHere(Cluster):
                 process.kill()
         pod.wait(LIMIT_S)
 
-
     def complete(self, first, *others):
         """The first one ends well, and by that the Job: the controller ends the others."""
         assert first.wait(LIMIT_S) == 0, self.story()
