@@ -62,7 +62,8 @@ while [ -z "$told" ]; do
     fi
     sleep 5
 done
-exit "${code:-143}"
+[ "${code:-0}" -ne 0 ] || code=143  # told behind an end that may not be the last: another pod is to be made
+exit "$code"
 """
 
 _MANIFEST = """\
