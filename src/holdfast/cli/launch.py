@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.launchers.job import LaunchedJob
 from holdfast.launchers.kubernetes import Pods, kubernetes_manifest
 from holdfast.launchers.slurm import slurm_script
+from holdfast.launchers.ssh import ssh_script
 from holdfast.plain import one_line
 from holdfast.runtime.train import default_directory
 
@@ -53,7 +55,15 @@ _WAYS = {
         submit=("kubectl", "apply", "-f"),
         without_checkpoints="if all pods are gone at once, all is lost",
     ),
+    "ssh": _Way(
+        suffix=".ssh.sh",
+        submit=("bash",),
+        without_checkpoints="if all machines are gone at once, all is lost",
+        mode=0o700,
+    ),
 }
+_OF = {"options": ("slurm", "ssh"), "hosts": ("ssh",), "image": ("kubernetes",), "claim": ("kubernetes",)}
+"""What is not for all of them, and for which it is."""
 
 
 def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,7 +76,7 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "are to be seen on all machines.",
     )
     parser.add_argument(
-        "--on", required=True, choices=[*_WAYS], help="what starts the job; slurm: by sbatch; kubernetes: by kubectl"
+        "--on", required=True, choices=[*_WAYS], help="what starts the job: slurm (sbatch), kubernetes (kubectl), ssh"
     )
     parser.add_argument(
         "--slots", type=whole_number(1), metavar="N", help="workers on each node (default: grid.workers_per_node)"
@@ -94,7 +104,12 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
         action="append",
         default=[],
         metavar="OPTION",
-        help="slurm: an option for sbatch, such as --option=--time=12:00:00; may be repeated",
+        help="an option for sbatch, such as --option=--time=12:00:00, or for ssh; may be repeated",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="HOST,...",
+        help="ssh: the machines, HOST or USER@HOST, by names that all of them reach; the first one begins the job",
     )
     parser.add_argument("--image", metavar="IMAGE", help="kubernetes: what pods run, with Holdfast in its python3")
     parser.add_argument(
@@ -104,7 +119,7 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "job's folder is there",
     )
     parser.add_argument(
-        "--folder", metavar="DIR", help="kubernetes: the folder of the job, as pods see it (default: this one's path)"
+        "--folder", metavar="DIR", help="the folder of the job, as its machines see it (default: this one's path)"
     )
     parser.add_argument("--out", metavar="FILE", help="the file (default: NAME.slurm.sh, NAME.kubernetes.yaml)")
     parser.add_argument("--dry-run", action="store_true", help="writes the file, and does nothing with it")
@@ -121,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.out or f"{job.name}{way.suffix}")
     run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
     wanted = _launched(args, job, run_dir, (command, then))
-    _write(path, slurm_script(wanted) if args.on == "slurm" else kubernetes_manifest(wanted, _pods(args, wanted)), way)
+    _write(path, _text(args, wanted), way)
     told = f"{wanted.nodes} nodes with room for {wanted.slots} workers each, for {job.most_workers} workers"
     print(f"{path}: {told}; the job writes into {run_dir}")
     if wanted.notice_s is None:
@@ -133,14 +148,32 @@ def run(args: argparse.Namespace) -> int:
     return _submit(words, run_dir)
 
 
+def _text(args: argparse.Namespace, job: LaunchedJob) -> str:
+    """What is in the file."""
+    if args.on == "slurm":
+        return slurm_script(job)
+    return ssh_script(job, _hosts(args)) if args.on == "ssh" else kubernetes_manifest(job, _pods(args, job))
+
+
+def _hosts(args: argparse.Namespace) -> list[str]:
+    """The machines that ssh reaches.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    hosts = [host for host in (args.hosts or "").split(",") if host]
+    if not hosts or any(re.fullmatch(r"([A-Za-z0-9._-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*", each) is None for each in hosts):
+        raise ConfigError(f"--hosts {args.hosts or ''}: expected HOST or USER@HOST, several joined by commas")
+    return hosts
+
+
 def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[str, ...]]:
     """The job, the words of the command that begins it, and the last ones.
 
     Raises:
         ConfigError: it cannot be used.
     """
-    foreign = ("options",) if args.on == "kubernetes" else ("image", "claim", "folder")
-    if strange := [name for name in foreign if getattr(args, name)]:
+    if strange := [name for name, ways in _OF.items() if getattr(args, name) and args.on not in ways]:
         raise ConfigError(f"--{strange[0].removesuffix('s')}: is not for --on {args.on}")
     overrides = [word for text in args.overrides for word in ("--set", text)]
     if args.workers is None:
@@ -168,7 +201,7 @@ def _launched(
         )
     folder = Path(args.folder or Path.cwd())
     slots = args.slots or job.grid.workers_per_node
-    nodes = args.nodes or -(-job.most_workers // slots)
+    nodes = len(_hosts(args)) if args.on == "ssh" else args.nodes or -(-job.most_workers // slots)
     if nodes * slots < job.num_workers:
         raise ConfigError(
             f"--nodes {nodes}, --slots {slots}: there is room for {nodes * slots} workers, and the job begins with "
@@ -179,7 +212,7 @@ def _launched(
         made_by=_this_command(),
         folder=folder,
         run_dir=folder / run_dir,
-        python=sys.executable if args.on == "slurm" else "python3",
+        python="python3" if args.on == "kubernetes" else sys.executable,
         command=words[0],
         then=words[1],
         nodes=nodes + args.spare_nodes,

@@ -236,3 +236,25 @@ def test_what_pods_cannot_run_is_said_before_anything_is_submitted(words, line, 
 def test_what_is_for_pods_is_not_for_slurm(capsys):
     assert main(["launch", "--on", "slurm", "--dry-run", "--image", "img", "small.yaml"]) == 2
     assert "--image: is not for --on slurm" in capsys.readouterr().err
+
+
+def test_machines_are_named_and_the_first_one_begins_the_job(folder):
+    words = ("--hosts", "n1,me@n2", "--slots", "3", "--option=-p2222", "--set", CHECKPOINTS)
+    assert main(["launch", "--on", "ssh", "--dry-run", *words, "small.yaml"]) == 0
+    text = (folder / "small.ssh.sh").read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr == ""
+    assert "hosts=(n1 me@n2)" in text
+    assert "ssh=(ssh -p2222 -o BatchMode=yes)" in text
+    body = text[text.index("    begin() {") : text.index("    take_part() {")].replace("exec ", "printf '%s\\n' ")
+    lines = ["holdfast=(:)", "run_dir='/the run'", "slots=3", "host=n1", body, "begin"]
+    words = subprocess.run(["bash", "-c", "\n".join(lines)], text=True, capture_output=True, check=True).stdout.split(
+        "\n"
+    )
+    where = ["--run-dir", "/the run", "--resume", "auto", "--listen", "n1", "--slots", "3", "--set", TLS, ""]
+    assert words == [":", "train", "small.yaml", "--set", CHECKPOINTS, *where]
+
+
+@pytest.mark.parametrize("hosts", [(), ("--hosts", ""), ("--hosts", "n1,-oProxyCommand=x"), ("--hosts", "a b")])
+def test_machines_have_names(hosts, capsys):
+    assert main(["launch", "--on", "ssh", "--dry-run", *hosts, "--slots", "6", "small.yaml"]) == 2
+    assert "expected HOST or USER@HOST, several joined by commas" in capsys.readouterr().err
