@@ -102,6 +102,10 @@ class Launched:
                     return process
         return None
 
+    def idle(self, *nodes):
+        """Slurm has these nodes back, and no others."""
+        self.until(lambda: {node for node, state in self.cluster.states().items() if state == "idle"} == {*nodes})
+
     def summary(self):
         """How the job has ended, once it has, and Slurm has its nodes back."""
         self.until((self.run_dir / "summary.json").exists)
@@ -140,7 +144,7 @@ def test_nodes_fail_the_first_one_too(launched, runs):
         assert {node["name"] for node in status["nodes"]} == {*others}
     summary = job.summary()
     assert summary["weights_sha256"] == runs.healthy("small", (LONGER, "checkpoint.every=10")).weights_sha256
-    assert {node for node, state in job.cluster.states().items() if state == "idle"} == {*others}
+    job.idle(*others)
     check_executed(job.run_dir)
 
 
@@ -190,7 +194,7 @@ def test_a_job_that_is_cancelled_makes_a_checkpoint_first(launched):
     job.until(lambda: not job.cluster.job_states())
     made = max(event.step for event in job.events(Checkpointed))
     assert f"the checkpoint of step {made} is written; go on with" in job.said(), job.story()
-    assert {node for node, state in job.cluster.states().items() if state == "idle"} == {"n0", "n1"}
+    job.idle("n0", "n1")
 
 
 def test_a_script_of_ones_own_runs_too(launched):
