@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from holdfast.cli.agent import ENDS_WELL
-from holdfast.cli.arguments import add_coordinator, reach_from
-from holdfast.cli.lines import describe_ended
-from holdfast.cli.status import PATIENCE_S, read_status
+from holdfast.cli.arguments import add_coordinator
+from holdfast.cli.leader import talk_with_leader
+from holdfast.cli.status import read_status
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import ORDER
 from holdfast.control.membership import Phase
-from holdfast.control.messages import Ended
 from holdfast.control.orders import Answer, Drain, Order, Stop
 from holdfast.control.reach import Reach
 from holdfast.control.status import JobStatus
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import ConfigError
 from holdfast.parsing import parsing
 from holdfast.plain import one_line
 
 __all__ = ["add_drain_parser", "add_stop_parser"]
 
-_AGAIN_S = 0.5
 _GONE_S = 2.0
 """How long a node is not there before it has left: who leads anew hears of it in less."""
 _STAYS_S = 15.0
@@ -98,40 +96,30 @@ class _Task(Protocol):
 
 def _carry_out(task: _Task, args: argparse.Namespace) -> int:
     """Tells whoever leads, and whoever leads next, and waits until it is done."""
-    find = reach_from(args)
-    answered_at: float | None = None
-    while True:
-        try:
-            reach = find()
-            if isinstance(reach, Ended):
-                print(describe_ended(reach))
-                return 0 if reach.outcome in ENDS_WELL else 1
-            answer = _answered(task.order, reach, args.coordinator)
-            task.told(answer)
-            if answered_at is None:
-                if answer.refused:
-                    raise ConfigError(f"{args.coordinator}: {answer.text}")
-                answered_at = time.monotonic()
-                print(f"the job is told: {answer.text}", flush=True)
-                if args.no_wait:
-                    return 0
-            for each in watch(reach):
-                answered_at = time.monotonic()
-                status = read_status(each, args.coordinator)
-                if status.phase == Phase.ENDED:
-                    return _tell_end(status, at_once=args.at_once)
-                if text := task.done(status):
-                    print(text)
-                    return 0
-                if not task.heeded(status):
-                    break
-        except CoordinatorUnavailable as error:
-            if answered_at is None:
-                raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
-            if time.monotonic() > answered_at + PATIENCE_S:
-                print(f"holdfast: {error}: the job has ended, or its coordinators are gone", file=sys.stderr)
-                return 1
-        time.sleep(_AGAIN_S)
+    given = False
+
+    def talk(reach: Reach) -> Iterator[int | None]:
+        nonlocal given
+        answer = _answered(task.order, reach, args.coordinator)
+        task.told(answer)
+        if not given:
+            if answer.refused:
+                raise ConfigError(f"{args.coordinator}: {answer.text}")
+            given = True
+            print(f"the job is told: {answer.text}", flush=True)
+            yield 0 if args.no_wait else None
+        for each in watch(reach):
+            status = read_status(each, args.coordinator)
+            if status.phase == Phase.ENDED:
+                yield _tell_end(status, at_once=args.at_once)
+            if text := task.done(status):
+                print(text)
+                yield 0
+            yield None
+            if not task.heeded(status):
+                return
+
+    return talk_with_leader(args, talk, ended=lambda ended: 0 if ended.outcome in ENDS_WELL else 1)
 
 
 def _answered(order: Order, reach: Reach, where: str) -> Answer:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.cli.arguments import add_coordinator, hours, reach_from
-from holdfast.cli.lines import describe_ended
+from holdfast.cli.arguments import add_coordinator, hours
+from holdfast.cli.leader import talk_with_leader
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import STATUS
 from holdfast.control.membership import Phase
-from holdfast.control.messages import Ended
+from holdfast.control.reach import Reach
 from holdfast.control.status import JobStatus, NodeStatus
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import ConfigError
 from holdfast.parsing import parsing
 from holdfast.telemetry.shown import shown
 
-__all__ = ["PATIENCE_S", "add_status_parser", "read_status", "tell_status"]
+__all__ = ["add_status_parser", "read_status", "tell_status"]
 
-_AGAIN_S = 0.5
-PATIENCE_S = 15.0
-"""How long nobody may answer who has: longer than it takes until another coordinator leads."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -46,27 +43,14 @@ def add_status_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
 
 def run(args: argparse.Namespace) -> int:
     """Prints it once and returns 0; with ``--watch`` 0 at the end of the job, 1 if that is not seen."""
-    find = reach_from(args)
-    answered_at: float | None = None
-    while True:
-        try:
-            reach = find()
-            if isinstance(reach, Ended):
-                print(describe_ended(reach))
-                return 0
-            for answer in watch(reach) if args.watch else (ask(STATUS, reach),):
-                answered_at = time.monotonic()
-                status = read_status(answer, args.coordinator)
-                _show(status, args)
-                if not args.watch or status.phase == Phase.ENDED:
-                    return 0
-        except CoordinatorUnavailable as error:
-            if answered_at is None:
-                raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
-            if time.monotonic() > answered_at + PATIENCE_S:
-                print(f"holdfast: {error}: the job has ended, or its coordinators are gone", file=sys.stderr)
-                return 1
-        time.sleep(_AGAIN_S)
+
+    def talk(reach: Reach) -> Iterator[int | None]:
+        for answer in watch(reach) if args.watch else (ask(STATUS, reach),):
+            status = read_status(answer, args.coordinator)
+            _show(status, args)
+            yield 0 if not args.watch or status.phase == Phase.ENDED else None
+
+    return talk_with_leader(args, talk, ended=lambda ended: 0)
 
 
 def read_status(answer: bytes, where: str) -> JobStatus:

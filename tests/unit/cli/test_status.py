@@ -111,8 +111,8 @@ def asked(monkeypatch):
         monkeypatch.setenv("HOLDFAST_TOKEN", "a-token-of-the-job")
         monkeypatch.setattr(at_status, "ask", coordinators.ask)
         monkeypatch.setattr(at_status, "watch", coordinators.watch)
-        monkeypatch.setattr(at_status.time, "sleep", coordinators.sleep)
-        monkeypatch.setattr(at_status.time, "monotonic", lambda: coordinators.now)
+        monkeypatch.setattr("time.sleep", coordinators.sleep)
+        monkeypatch.setattr("time.monotonic", lambda: coordinators.now)
         return main(["status", "h:7000", *words])
 
     return run
