@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LaunchedJob"]
+__all__ = ["LaunchedJob", "filled"]
 
 _CERTIFICATES = """# All processes of the job show this certificate, on whichever nodes they are.
 [ -e "$run_dir/certs/key.pem" ] || (umask 077 && "${holdfast[@]}" certs --out "$run_dir/certs") || exit
@@ -77,3 +78,10 @@ class LaunchedJob:
             more.append(f'--set "control.tls={{{files}}}"')
         words = ['"${holdfast[@]}"', shlex.join(self.command), '--run-dir "$run_dir" --resume auto']
         return " \\\n    ".join([" ".join(words), *more, *([shlex.join(self.then)] if self.then else [])])
+
+
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """Returns a text with each ``@NAME@`` in it replaced, in this order."""
+    for name, part in parts.items():
+        text = text.replace(f"@{name}@", part)
+    return text

@@ -9,7 +9,7 @@ import shlex
 import textwrap
 from dataclasses import dataclass
 
-from holdfast.launchers.job import LaunchedJob
+from holdfast.launchers.job import LaunchedJob, filled
 
 __all__ = ["Pods", "kubernetes_manifest"]
 
@@ -149,7 +149,7 @@ def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
     }
     grace_s = max(_LEAST_GRACE_S, math.ceil(job.notice_s or 0)) + _BEYOND_S
     limits = f"          limits:\n            nvidia.com/gpu: {job.slots}\n" if job.gpus else ""
-    return _filled(
+    return filled(
         _MANIFEST,
         {
             "MADE_BY": job.made_by,
@@ -158,7 +158,7 @@ def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
             "GRACE_S": str(grace_s),
             "SILENT_S": str(_SILENT_S),
             "IMAGE": _quoted(pods.image),
-            "SCRIPT": textwrap.indent(_filled(_SCRIPT, script).rstrip(), 10 * " "),
+            "SCRIPT": textwrap.indent(filled(_SCRIPT, script).rstrip(), 10 * " "),
             "SLOTS": str(job.slots),
             "LIMITS": limits,
             "SHARED": _SHARED,
@@ -166,12 +166,6 @@ def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
             "CLAIM": _quoted(pods.claim),
         },
     )
-
-
-def _filled(text: str, parts: dict[str, str]) -> str:
-    for name, part in parts.items():
-        text = text.replace(f"@{name}@", part)
-    return text
 
 
 def _quoted(text: str) -> str:

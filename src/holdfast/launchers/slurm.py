@@ -6,7 +6,7 @@ import math
 import shlex
 import textwrap
 
-from holdfast.launchers.job import LaunchedJob
+from holdfast.launchers.job import LaunchedJob, filled
 
 __all__ = ["slurm_script"]
 
@@ -124,10 +124,7 @@ def slurm_script(job: LaunchedJob) -> str:
         "NOT_DONE": f'{"scancel" if job.notice_s is None else "scontrol requeue"} "$SLURM_JOB_ID"',
         "AGAIN": "" if job.notice_s is None else _AGAIN,
     }
-    text = _TEXT
-    for name, part in parts.items():
-        text = text.replace(f"@{name}@", part)
-    return text
+    return filled(_TEXT, parts)
 
 
 def _options(job: LaunchedJob) -> list[str]:

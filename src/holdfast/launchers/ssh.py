@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from holdfast.launchers.job import LaunchedJob
+from holdfast.launchers.job import LaunchedJob, filled
 
 __all__ = ["ssh_script"]
 
@@ -73,7 +73,4 @@ def ssh_script(job: LaunchedJob, hosts: Sequence[str]) -> str:
         "BEGIN": textwrap.indent(job.begin(listen='"$host"'), "        ").strip(),
         "NAME": shlex.quote(job.name),
     }
-    text = _TEXT
-    for name, part in parts.items():
-        text = text.replace(f"@{name}@", part)
-    return text
+    return filled(_TEXT, parts)
