@@ -71,7 +71,7 @@ def take_part(request: JoinRequest, *, quiet: bool) -> int:
     finally:
         lines.end()
     if ended.outcome == LEFT:
-        print("the workers of this node have left; the job goes on")
+        print(ended.detail)
         return START_ELSEWHERE
     print(describe_ended(ended))
     return 0 if ended.outcome in ENDS_WELL else _DO_NOT_START_AGAIN

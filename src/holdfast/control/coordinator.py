@@ -437,10 +437,8 @@ class Coordinator:
 
     def obey(self, order: Order) -> Answer:
         """Does what people want of the job, if that can be; returns what is said to them."""
-        answer, event, commands = consider(order, self.decider.membership)
-        for node, command in commands:
-            for peer in self._peers_of(tell := Tell(to=None, node=node, command=command)):
-                self._tell(peer, tell.command)
+        answer, event, told = consider(order, self.decider.membership)
+        self.send(told)
         if event is not None:
             self._take([event])
         return answer

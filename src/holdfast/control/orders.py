@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.control.membership import Membership
-from holdfast.control.messages import Command, Leave, Message, Preempted
+from holdfast.control.membership import Membership, Tell
+from holdfast.control.messages import Leave, Message, Preempted
 from holdfast.core.nodes import NodeId
 from holdfast.errors import HoldfastError
 from holdfast.parsing import parsing
@@ -49,7 +49,7 @@ def decode_order(data: bytes) -> Order:
         raise msgspec.ValidationError(str(error)) from None
 
 
-def consider(order: Order, state: Membership) -> tuple[Answer, Message | None, tuple[tuple[NodeId, Command], ...]]:
+def consider(order: Order, state: Membership) -> tuple[Answer, Message | None, tuple[Tell, ...]]:
     """Returns what is said to an order, what happens to the job by it, and what agents are told.
 
     An order may be given again: nothing is done twice.
@@ -57,7 +57,7 @@ def consider(order: Order, state: Membership) -> tuple[Answer, Message | None, t
     match order:
         case Drain():
             answer, nodes = _drained(order, state)
-            return answer, None, tuple((node, Leave()) for node in nodes)
+            return answer, None, tuple(Tell(to=None, node=node, command=Leave()) for node in nodes)
         case Stop(at_once=True):
             return Answer(text="it ends at once"), Preempted(at_once=True), ()
         case Stop() if not state.rules.checkpoint_every:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from tests.unit.control.test_agents import NODE, THERE, begun_on_three_nodes, gone
 
+from holdfast.control.membership import Tell
 from holdfast.control.messages import Leave, Preempted
 from holdfast.control.orders import Answer, Drain, Stop, consider, decode_order
 
@@ -28,7 +29,7 @@ def test_nothing_else_is_an_order(said):
 
 def test_the_agent_of_a_node_is_told_that_its_workers_are_to_leave(job):
     text = "node there is told that its workers are to leave: 1.0, 1.1"
-    told = (Answer(text=text, nodes=(THERE.nonce,)), None, ((THERE, Leave()),))
+    told = (Answer(text=text, nodes=(THERE.nonce,)), None, (Tell(to=None, node=THERE, command=Leave()),))
     assert consider(Drain(node="there"), job.state) == told
     assert consider(Drain(node="there", only=(THERE.nonce,)), job.state) == told
     assert consider(Drain(node="there", only=(NODE.nonce,)), job.state)[0].refused, "it is another one of that name"

@@ -271,14 +271,12 @@ def on_improved(state: Membership, improved: Improved) -> Decision:
         or state.roster.entering
         or (state.roster.expected and isinstance(improved.offer, Migration))
     )
-    hands_over = isinstance(improved.offer, Handover)
-    leaving = improved.offer.leaving if isinstance(improved.offer, Handover) else frozenset[WorkerId]()
-    going = state.going if hands_over else state.going - state.roster.needed
-    busy = state.running.upcoming is not None or coming or leaving != going
+    offer = improved.offer
+    mismatch = offer.leaving != state.going if isinstance(offer, Handover) else state.going - state.roster.needed
+    busy = state.running.upcoming is not None or coming or mismatch
     running = state.phase is Phase.RUNNING and state.all_joined
     if busy or not running or improved.lost != state.absent or state.preempted:
         return state, ()
-    offer = improved.offer
     if isinstance(offer, Migration):
         return _migrate(state, offer)
     if isinstance(offer, Handover):

@@ -245,7 +245,7 @@ class Launcher:
                 ended = agent.follow()
                 if ended.outcome != LEFT:
                     return self._end(briefing, agent, ended, coordinators.supervisor.deaths, log)
-        raise NodeLeft("the workers of this node have left; the job goes on")
+        raise NodeLeft(ended.detail)
 
     @contextlib.contextmanager
     def _ending_elsewhere(self, briefing: Briefing) -> Iterator[None]:

@@ -46,7 +46,14 @@ __all__ = ["LEFT", "LEFT_JOB", "Line", "NodeAgent"]
 
 LEFT = "left"
 """How it has ended for an agent whose node has left a job that goes on."""
-LEFT_JOB = Ended(outcome=LEFT, detail="", step=0, directory="", generations=0, lost_layers=())
+LEFT_JOB = Ended(
+    outcome=LEFT,
+    detail="the workers of this node have left; the job goes on",
+    step=0,
+    directory="",
+    generations=0,
+    lost_layers=(),
+)
 _LEAVING = "the workers of this node leave between two steps, once others have their layers"
 
 
