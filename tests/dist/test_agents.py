@@ -84,8 +84,12 @@ class Cluster:
 
     def told(self, *words, code=0):
         """What a command says; it ends with this code."""
-        assert self._start("told", None, *words).wait(LIMIT_S) == code, self.story()
+        assert self.tell(*words).wait(LIMIT_S) == code, self.story()
         return self.said("told")
+
+    def tell(self, *words):
+        """Starts such a command."""
+        return self._start("told", None, *words)
 
     def join(self, slots, node, *words, clock=()):
         """Starts an agent on the node of this number, with a clock of its own if it is given one."""
@@ -282,22 +286,31 @@ def test_a_script_runs_on_several_nodes(cluster, runs):
 
 def test_a_node_is_drained_and_then_the_job_is_stopped(cluster, small, runs):
     """Another node has room for its workers; nothing is lost, and the job goes on from where it was stopped."""
-    options = ("--set", LONGER, "--set", "checkpoint.every=1000", "--resume", "auto")
+    options = ("--set", LONGER, "--set", "control.hang_s=200", "--set", "checkpoint.every=1000", "--resume", "auto")
     cluster.begin("train", small, "--slots", 3, *options)
     drained = cluster.join(3, 0)
     cluster.ran(3)
-    stays = cluster.join(3, 1)
-    said = cluster.told("drain", cluster.run_dir, "node-0")
+    with cluster.held(this_node().name):  # while processes are started: the job does not end meanwhile
+        stays = cluster.join(3, 1)
+        until(lambda: "takes part in job small" in cluster.said("node-1"), cluster.story, stays)
+        draining = cluster.tell("drain", cluster.run_dir, "node-0")
+        until(lambda: "the job is told: " in cluster.said("told"), cluster.story, draining)
+    assert draining.wait(LIMIT_S) == 0, cluster.story()
+    said = cluster.said("told")
     assert "the job is told: node node-0 is told that its workers are to leave: " in said
     assert said.endswith("node node-0 has left\n")
     assert drained.wait(LIMIT_S) == START_ELSEWHERE
-    assert "no node node-0; nodes: " in cluster.told("drain", cluster.run_dir, "node-0", code=2)
     gone = {event.worker for event in cluster.events(Parted)}
     assert len(gone) == 3
     for worker in gone:
         cluster.came(worker)
-    said = cluster.told("stop", cluster.run_dir)
-    assert "the job is told: it makes a checkpoint, and ends" in said
+    with cluster.held(this_node().name):
+        assert "no node node-0; nodes: " in cluster.told("drain", cluster.run_dir, "node-0", code=2)
+        stopping = cluster.tell("stop", cluster.run_dir)
+        until(
+            lambda: "the job is told: it makes a checkpoint, and ends" in cluster.said("told"), cluster.story, stopping
+        )
+    assert stopping.wait(LIMIT_S) == 0, cluster.story()
     assert cluster.head.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert stays.wait(LIMIT_S) == 0
     (made,) = {event.step for event in cluster.events(Checkpointed)}
