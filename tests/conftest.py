@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -18,6 +17,7 @@ import pytest
 import torch
 from hypothesis import settings
 from tests.networks import inside
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, until
 
 from holdfast.control.chain.etcd import Etcd
@@ -161,19 +161,13 @@ def make_disk(tmp_path: Path):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 class EtcdServer:
     """One server with its data in ``folder``; in a network of its own, if a namespace is given."""
 
     def __init__(self, folder, namespace=None):
         if shutil.which("etcd") is None:
             pytest.skip("etcd is not installed; Debian: apt-get install etcd-server")
-        self._folder, self.port, self._peer_port = folder, _free_port(), _free_port()
+        self._folder, self.port, self._peer_port = folder, free_port(), free_port()
         self._host = "127.0.0.1" if namespace is None else namespace.host
         self._namespace = namespace
         self.url = f"etcd://{self._host}:{self.port}/test"

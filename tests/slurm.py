@@ -8,6 +8,7 @@ import subprocess
 
 import psutil
 import pytest
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, until
 
 __all__ = ["SlurmCluster", "needs_slurm"]
@@ -66,9 +67,7 @@ class SlurmCluster:
         places = {name: f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed")}
         self._run("munged", "--foreground", "--force", f"--socket={munge}/socket", *places.values())
         until((munge / "socket").exists, self.said, self._daemons[-1])
-        with contextlib.ExitStack() as stack:
-            free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(len(self.nodes) + 1)]
-            port, *ports = (each.getsockname()[1] for each in free)
+        port, *ports = (free_port() for _ in range(len(self.nodes) + 1))
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
                 folder=self.folder,

@@ -14,6 +14,7 @@ HoldfastError
 │   ├── StepDisputed            what was computed a second time has other bits: step
 │   ├── StepVoid                the script's loop was stopped before it: step
 │   └── CoordinatorUnavailable  the coordinator does not answer
+│       └── NobodyLeads         coordinators answer, and none of them leads yet
 ├── RecoveryError
 │   ├── StateUnavailable        no living worker holds some layers: layers
 │   ├── TooFewWorkers           fewer are left than are to go on (exit code 3)
@@ -52,6 +53,7 @@ __all__ = [
     "LedgerError",
     "LogGap",
     "MissingBlob",
+    "NobodyLeads",
     "NotSaved",
     "NotUndoable",
     "PeerLost",
@@ -194,6 +196,10 @@ class StepDisputed(ClusterError):
 
 class CoordinatorUnavailable(ClusterError):
     """The coordinator does not answer."""
+
+
+class NobodyLeads(CoordinatorUnavailable):
+    """Coordinators of the job answer, and none of them leads yet, or any more."""
 
 
 class RecoveryError(HoldfastError):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ports import free_port
 
 from holdfast import Fault, Job, Summary, parse_job, train
 from holdfast.control.chain.opening import plans_in
@@ -295,9 +296,7 @@ class Absence:
 
     def __init__(self, folder: Path, over: Callable[[list], bool]) -> None:
         self.run_dir = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.overrides = (f"control.port={self.port}", "control.restart_delay_s=1.0")
         self._over = over
         self._ended = threading.Event()

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tests.conftest import EtcdServer
 from tests.dist.conftest import JOBS, LOOP_SCRIPT, check_executed
 from tests.networks import HOUR_S, an_hour_ahead, needs_networks
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, until
 
 from holdfast import parse_job
@@ -222,8 +222,7 @@ def test_nodes_die_and_come(apart, small, runs):
 
 def test_agents_may_come_first_and_the_coordinator_may_die(cluster, small, runs):
     """All show certificates."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     token = cluster.folder / "token"
     token.write_text("a-token-that-both-know")
     ca, cert, key = make_certificates(cluster.folder / "certs", ("127.0.0.1",))
@@ -364,8 +363,7 @@ def test_agents_end_with_their_workers_when_the_machine_of_the_only_coordinator_
 
 def test_agents_take_part_in_the_next_attempt(cluster, small, runs):
     """The machine where the job was begun dies; the same command goes on, and nobody is left of the attempt before."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     same = ("--listen", f"127.0.0.1:{port}", *ALONE, "--set", "checkpoint.every=2", "--resume", "auto")
     cluster.begin("coordinator", small, *same)
     agent = cluster.join(6, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,32 +12,24 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from tests.dist.conftest import JOBS
-from tests.dist.test_agents import Cluster
+from tests.launched import LONGER, Launched, write_job
 from tests.waiting import LIMIT_S, until
 
-from holdfast import parse_job
 from holdfast.cli.main import main
-from holdfast.config.load import dump_job
-from holdfast.telemetry.events import CoordinatorReady, Detected, JobStarted
+from holdfast.telemetry.events import CoordinatorReady, JobStarted
 
 pytestmark = pytest.mark.dist
 
-LONGER = "train.steps=260"
 START_ELSEWHERE = 75
 
 
-class PodsHere(Cluster):
+class PodsHere(Launched):
     """The pods of a manifest, each a process group of its own."""
 
     def __init__(self, folder, manifest):
         super().__init__(folder)
-        self.run_dir = folder / "runs" / "small"
         spec = yaml.safe_load(manifest.read_text())["spec"]["template"]["spec"]
         (self.container,) = spec["containers"]
-
-    def events(self, kind):
-        return super().events(kind) if (self.run_dir / "events.jsonl").exists() else []
 
     def begin_pod(self, index):
         """As the controller does, for the first time or again."""
@@ -55,7 +46,7 @@ class PodsHere(Cluster):
         self.started.append(pod)
         return pod
 
-    def lose(self, pod):
+    def lose_pod(self, pod):
         """Its node is gone."""
         for process in (*psutil.Process(pod.pid).children(recursive=True), pod):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -75,8 +66,7 @@ class PodsHere(Cluster):
 @pytest.fixture
 def pods(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = parse_job(JOBS["small"], (LONGER, "control.hang_s=200", "checkpoint.every=100"))
-    Path("small.yaml").write_text(dump_job(job))
+    write_job()
     words = ("--image", "img", "--claim", f"data:{tmp_path.parent}", "--slots", "2", "--dry-run", "small.yaml")
     assert main(["launch", "--on", "kubernetes", *words]) == 0
     with contextlib.closing(PodsHere(tmp_path, Path("small.kubernetes.yaml"))) as made:
@@ -97,13 +87,12 @@ def test_pods_are_evicted_and_lost_and_the_job_goes_on(pods, runs):
     with pods.held(name):
         first = pods.begin_pod(0)
         until(lambda: "takes part in job small" in pods.said("pod-0"), pods.story, first)
-        pods.lose(lost)
-        until(lambda: len({event.worker for event in pods.events(Detected)}) == 2, pods.story, first)
+        pods.lose_pod(lost)
+        until(lambda: len(pods.lost()) == 2, pods.story, first)
         again = pods.begin_pod({"1": 2, "2": 1}[name])
         until(lambda: sum(pods.said(f"pod-{index}").count("takes part in job") for index in range(3)) == 4, pods.story)
     pods.complete(first, stays, again)
-    summary = json.loads((pods.run_dir / "summary.json").read_text())
-    assert summary["weights_sha256"] == runs.healthy("small", (LONGER,)).weights_sha256
+    assert pods.summary()["weights_sha256"] == runs.healthy("small", (LONGER,)).weights_sha256
 
 
 def test_a_job_that_is_stopped_ends_its_first_pod_well(pods):

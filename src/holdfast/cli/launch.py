@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,16 @@ from holdfast.config.load import load_job
 from holdfast.errors import ConfigError
 from holdfast.launchers.job import LaunchedJob
 from holdfast.launchers.kubernetes import Pods, kubernetes_manifest
+from holdfast.launchers.ray import ray_program
 from holdfast.launchers.slurm import slurm_script
 from holdfast.launchers.ssh import ssh_script
+from holdfast.launchers.torchrun import torchrun_script
 from holdfast.plain import one_line
 from holdfast.runtime.train import default_directory
 
 __all__ = ["add_launch_parser"]
+
+_NODES = frozenset({"nodes", "spare_nodes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,39 +36,101 @@ class _Way:
     """How something starts jobs.
 
     Attributes:
-        suffix: of the file.
-        submit: the words that hand the file over, which comes last.
+        ending: of the file's name.
+        text: what is in the file.
+        submit: the words that hand the file over, which comes last; none: it is handed over by hand.
         without_checkpoints: what happens to a job that makes none.
-        mode: of the file.
+        executable: whether the file may be called as a command.
+        takes: those options that only some ways have.
+        nodes: how many there are, if that was said.
+        evicts: whether nodes are told to leave, so that each of them needs to be able to.
+        python: the interpreter that has Holdfast.
     """
 
-    suffix: str
+    ending: str
+    text: Callable[[LaunchedJob, argparse.Namespace], str]
     submit: tuple[str, ...]
     without_checkpoints: str
-    mode: int = 0o600
+    executable: bool = True
+    takes: frozenset[str] = _NODES
+    nodes: Callable[[argparse.Namespace], int | None] = lambda args: args.nodes
+    evicts: bool = False
+    python: str = sys.executable
+
+
+def _hosts(args: argparse.Namespace) -> list[str]:
+    """The machines that ssh reaches.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    hosts = [host for host in (args.hosts or "").split(",") if host]
+    if not hosts or any(re.fullmatch(r"([A-Za-z0-9._-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*", each) is None for each in hosts):
+        raise ConfigError(f"--hosts {args.hosts or ''}: expected HOST or USER@HOST, several joined by commas")
+    return hosts
+
+
+def _pods(job: LaunchedJob, args: argparse.Namespace) -> Pods:
+    """What pods are made of.
+
+    Raises:
+        ConfigError: that was not said, or the job is nowhere where pods could see it.
+    """
+    claim, colon, mount = (args.claim or "").partition(":")
+    if not args.image or not claim or not colon or not mount.startswith("/"):
+        raise ConfigError(
+            "--on kubernetes: expected --image IMAGE, with Holdfast in it, and --claim CLAIM:/PATH, a "
+            "PersistentVolumeClaim that all pods mount there"
+        )
+    for what, path in (("--folder", job.folder), ("--run-dir", job.run_dir)):
+        if not path.is_relative_to(mount):
+            raise ConfigError(
+                f"{what}: {path} is not below {mount}, where pods mount {claim}; expected where they see it"
+            )
+    return Pods(image=args.image, claim=claim, mount=mount)
 
 
 _WAYS = {
     "slurm": _Way(
-        suffix=".slurm.sh",
+        ending=".slurm.sh",
+        text=lambda job, args: slurm_script(job),
         submit=("sbatch",),
         without_checkpoints="if the allocation ends before the job, all is lost, so it is not queued again",
-        mode=0o700,
+        takes=_NODES | {"option"},
     ),
     "kubernetes": _Way(
-        suffix=".kubernetes.yaml",
+        ending=".kubernetes.yaml",
+        text=lambda job, args: kubernetes_manifest(job, _pods(job, args)),
         submit=("kubectl", "apply", "-f"),
         without_checkpoints="if all pods are gone at once, all is lost",
+        executable=False,
+        takes=_NODES | {"image", "claim"},
+        evicts=True,
+        python="python3",
+    ),
+    "ray": _Way(
+        ending=".ray.py",
+        text=lambda job, args: ray_program(job),
+        submit=(sys.executable,),
+        without_checkpoints="if all nodes are gone at once, all is lost",
+        executable=False,
     ),
     "ssh": _Way(
-        suffix=".ssh.sh",
+        ending=".ssh.sh",
+        text=lambda job, args: ssh_script(job, _hosts(args)),
         submit=("bash",),
         without_checkpoints="if all machines are gone at once, all is lost",
-        mode=0o700,
+        takes=frozenset({"hosts", "option"}),
+        nodes=lambda args: len(_hosts(args)),
+    ),
+    "torchrun": _Way(
+        ending=".torchrun.sh",
+        text=lambda job, args: torchrun_script(job),
+        submit=(),
+        without_checkpoints="if all nodes are gone at once, all is lost",
     ),
 }
-_OF = {"options": ("slurm", "ssh"), "hosts": ("ssh",), "image": ("kubernetes",), "claim": ("kubernetes",)}
-"""What is not for all of them, and for which it is."""
+_NOT_FOR_ALL = frozenset[str]().union(*(way.takes for way in _WAYS.values()))
 
 
 def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,9 +142,7 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "does it. The file is yours to read and to change. The run directory, and the folder in which this is called, "
         "are to be seen on all machines.",
     )
-    parser.add_argument(
-        "--on", required=True, choices=[*_WAYS], help="what starts the job: slurm (sbatch), kubernetes (kubectl), ssh"
-    )
+    parser.add_argument("--on", required=True, choices=[*_WAYS], help="what starts the job")
     parser.add_argument(
         "--slots", type=whole_number(1), metavar="N", help="workers on each node (default: grid.workers_per_node)"
     )
@@ -100,7 +165,6 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--run-dir", metavar="DIR", help="where the job writes, and goes on from (default: runs/NAME)")
     parser.add_argument(
         "--option",
-        dest="options",
         action="append",
         default=[],
         metavar="OPTION",
@@ -133,38 +197,22 @@ def run(args: argparse.Namespace) -> int:
     """Writes the file, has it submitted, and returns the exit code."""
     job, command, then = _asked_for(args)
     way = _WAYS[args.on]
-    path = Path(args.out or f"{job.name}{way.suffix}")
+    path = Path(args.out or f"{job.name}{way.ending}")
     run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=True)
     wanted = _launched(args, job, run_dir, (command, then))
-    _write(path, _text(args, wanted), way)
+    _write(path, way.text(wanted, args), way)
     told = f"{wanted.nodes} nodes with room for {wanted.slots} workers each, for {job.most_workers} workers"
     print(f"{path}: {told}; the job writes into {run_dir}")
     if wanted.notice_s is None:
         print(f"holdfast: checkpoint.every is 0: {way.without_checkpoints}", file=sys.stderr)
     words = [*way.submit, str(path)]
+    if not way.submit:
+        print(f"call it as the file says, on each of {wanted.nodes} nodes")
+        return 0
     if args.dry_run:
         print(f"submit it by: {shlex.join(words)}")
         return 0
     return _submit(words, run_dir)
-
-
-def _text(args: argparse.Namespace, job: LaunchedJob) -> str:
-    """What is in the file."""
-    if args.on == "slurm":
-        return slurm_script(job)
-    return ssh_script(job, _hosts(args)) if args.on == "ssh" else kubernetes_manifest(job, _pods(args, job))
-
-
-def _hosts(args: argparse.Namespace) -> list[str]:
-    """The machines that ssh reaches.
-
-    Raises:
-        ConfigError: they are none.
-    """
-    hosts = [host for host in (args.hosts or "").split(",") if host]
-    if not hosts or any(re.fullmatch(r"([A-Za-z0-9._-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*", each) is None for each in hosts):
-        raise ConfigError(f"--hosts {args.hosts or ''}: expected HOST or USER@HOST, several joined by commas")
-    return hosts
 
 
 def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[str, ...]]:
@@ -173,8 +221,8 @@ def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[st
     Raises:
         ConfigError: it cannot be used.
     """
-    if strange := [name for name, ways in _OF.items() if getattr(args, name) and args.on not in ways]:
-        raise ConfigError(f"--{strange[0].removesuffix('s')}: is not for --on {args.on}")
+    if strange := [name for name in sorted(_NOT_FOR_ALL - _WAYS[args.on].takes) if getattr(args, name)]:
+        raise ConfigError(f"--{strange[0].replace('_', '-')}: is not for --on {args.on}")
     overrides = [word for text in args.overrides for word in ("--set", text)]
     if args.workers is None:
         if args.arguments:
@@ -190,7 +238,8 @@ def _asked_for(args: argparse.Namespace) -> tuple[Job, tuple[str, ...], tuple[st
 def _launched(
     args: argparse.Namespace, job: Job, run_dir: Path, words: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> LaunchedJob:
-    if args.on == "kubernetes" and job.control.coordinators == 1:
+    way = _WAYS[args.on]
+    if way.evicts and job.control.coordinators == 1:
         raise ConfigError("control.coordinators: 1: no pod could be done without; expected 0, or more")
     if job.control.store == "sqlite":
         raise ConfigError("control.store: sqlite: is seen on one node; expected auto, or what all nodes see")
@@ -201,7 +250,7 @@ def _launched(
         )
     folder = Path(args.folder or Path.cwd())
     slots = args.slots or job.grid.workers_per_node
-    nodes = len(_hosts(args)) if args.on == "ssh" else args.nodes or -(-job.most_workers // slots)
+    nodes = way.nodes(args) or -(-job.most_workers // slots)
     if nodes * slots < job.num_workers:
         raise ConfigError(
             f"--nodes {nodes}, --slots {slots}: there is room for {nodes * slots} workers, and the job begins with "
@@ -212,7 +261,7 @@ def _launched(
         made_by=_this_command(),
         folder=folder,
         run_dir=folder / run_dir,
-        python="python3" if args.on == "kubernetes" else sys.executable,
+        python=way.python,
         command=words[0],
         then=words[1],
         nodes=nodes + args.spare_nodes,
@@ -220,28 +269,8 @@ def _launched(
         gpus=job.train.device == "cuda",
         notice_s=job.checkpoint.on_sigterm if job.checkpoint_every else None,
         certificates=job.control.tls is None and not job.control.insecure,
-        options=tuple(args.options),
+        options=tuple(args.option),
     )
-
-
-def _pods(args: argparse.Namespace, job: LaunchedJob) -> Pods:
-    """What pods are made of.
-
-    Raises:
-        ConfigError: that was not said, or the job is nowhere where pods could see it.
-    """
-    claim, colon, mount = (args.claim or "").partition(":")
-    if not args.image or not claim or not colon or not mount.startswith("/"):
-        raise ConfigError(
-            "--on kubernetes: expected --image IMAGE, with Holdfast in it, and --claim CLAIM:/PATH, a "
-            "PersistentVolumeClaim that all pods mount there"
-        )
-    for what, path in (("--folder", job.folder), ("--run-dir", job.run_dir)):
-        if not path.is_relative_to(mount):
-            raise ConfigError(
-                f"{what}: {path} is not below {mount}, where pods mount {claim}; expected where they see it"
-            )
-    return Pods(image=args.image, claim=claim, mount=mount)
 
 
 def _this_command() -> str:
@@ -258,11 +287,11 @@ def _write(path: Path, text: str, way: _Way) -> None:
     try:
         if path.exists() and path.read_text() != text:
             raise ConfigError(
-                f"{path}: is there, and is another one; submit it by {' '.join(way.submit)}, or remove it, or choose "
-                "--out; it was not overwritten"
+                f"{path}: is there, and is another one; use it as it is, or remove it, or choose --out; it was not "
+                "overwritten"
             )
         path.write_text(text)
-        path.chmod(way.mode)
+        path.chmod(0o700 if way.executable else 0o600)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 

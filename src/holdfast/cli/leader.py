@@ -11,7 +11,7 @@ from holdfast.cli.arguments import reach_from
 from holdfast.cli.lines import describe_ended
 from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import ConfigError, CoordinatorUnavailable, NobodyLeads
 
 __all__ = ["talk_with_leader"]
 
@@ -31,7 +31,7 @@ def talk_with_leader(
         ended: the exit code, if the job has ended; how is printed.
 
     Returns:
-        The exit code; 1 if somebody has answered, and nobody does any more.
+        The exit code; 1 if somebody has answered, and nobody who leads does any more.
 
     Raises:
         ConfigError: nobody has answered; or something of the arguments is wrong.
@@ -49,6 +49,8 @@ def talk_with_leader(
                 if code is not None:
                     return code
         except CoordinatorUnavailable as error:
+            if answered_at is None and isinstance(error, NobodyLeads):
+                answered_at = time.monotonic()
             if answered_at is None:
                 raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
             if time.monotonic() > answered_at + _PATIENCE_S:

@@ -16,7 +16,7 @@ import grpc
 import msgspec
 
 from holdfast.config.job import Tls
-from holdfast.control.coordinator import METHOD, SERVICE, STATUS
+from holdfast.control.coordinator import METHOD, NO_LEADER, SERVICE, STATUS
 from holdfast.control.messages import (
     Command,
     CoordinatorsAt,
@@ -41,7 +41,7 @@ from holdfast.control.messages import (
 from holdfast.control.reach import Reach
 from holdfast.control.tls import Caller, channel_credentials
 from holdfast.control.token import TOKEN_KEY
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import ConfigError, CoordinatorUnavailable, NobodyLeads
 
 __all__ = ["NOBODY", "ControlClient", "ask"]
 
@@ -245,6 +245,7 @@ def ask(what: str, reach: Reach, says: bytes = b"") -> bytes:
 
     Raises:
         ConfigError: the token was refused, where none can be a stranger; or a certificate cannot be read.
+        NobodyLeads: only such answer as stand by.
         CoordinatorUnavailable: none answers.
     """
     return b"".join(_answers(what, reach, says=(says,) if says else (), limit_s=_ANSWER_S))
@@ -274,8 +275,9 @@ def _answers(what: str, reach: Reach, *, says: tuple[bytes, ...], limit_s: float
             else:
                 return
     refused = next((each for each in problems if isinstance(each, ConfigError)), None)
-    if refused is None or not reach.read:
-        raise refused or problems[-1]
+    stands_by = next((each for each in problems if isinstance(each, NobodyLeads)), None)
+    if stands_by or refused is None or not reach.read:
+        raise stands_by or refused or problems[-1]
     raise CoordinatorUnavailable(f"{refused}; another job listens there by now, or the token is not this job's")
 
 
@@ -294,6 +296,8 @@ def _explained(address: str, error: grpc.RpcError) -> ConfigError | CoordinatorU
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return ConfigError(f"coordinator at {address}: {details}")
+    if code is grpc.StatusCode.UNAVAILABLE and (details or "").startswith(NO_LEADER):
+        return NobodyLeads(f"coordinator at {address}: {details}")
     return CoordinatorUnavailable(f"coordinator at {address}: {code.name.lower()}: {details}")
 
 

@@ -69,10 +69,12 @@ from holdfast.storage.checkpoints import Checkpoints, Facts
 from holdfast.telemetry.clocks import this_clock
 from holdfast.telemetry.events import CoordinatorReady, Event, Log
 
-__all__ = ["BRIEF", "METHOD", "ORDER", "SERVICE", "STATUS", "Committer", "Coordinator", "serve"]
+__all__ = ["BRIEF", "METHOD", "NO_LEADER", "ORDER", "SERVICE", "STATUS", "Committer", "Coordinator", "serve"]
 
 SERVICE = "holdfast.Control"
 METHOD, BRIEF, STATUS, ORDER = "Attach", "Brief", "Status", "Order"
+NO_LEADER = "not the leader"
+"""What those say who stand by."""
 TICK_S = 0.2
 STATUS_S = 1.0
 """Between two times that whoever watches is told how the job is."""
@@ -694,4 +696,4 @@ class _Door:
 
     async def _send_away(self, context: grpc.aio.ServicerContext) -> None:
         why = self._waits_for()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, f"not the leader{why and ': '}{why}")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"{NO_LEADER}{why and ': '}{why}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 import textwrap
 from dataclasses import dataclass
 
 from holdfast.launchers.job import LaunchedJob, filled
+from holdfast.launchers.node import node_script
 
 __all__ = ["Pods", "kubernetes_manifest"]
 
@@ -17,54 +17,6 @@ _LEAST_GRACE_S = 30
 _BEYOND_S = 30
 """Processes end behind a checkpoint."""
 _SHARED, _SILENT_S = "shared", 10
-
-_SCRIPT = r"""@VARIABLES@
-cd @FOLDER@ || exit
-
-told="" pid=""
-leave() {
-    told=yes
-    [ -z "$pid" ] || kill -s TERM "$pid"
-}
-trap leave TERM
-
-begin() {
-    @CERTIFICATES@
-    exec @BEGIN@
-}
-take_part() {
-    exec "${holdfast[@]}" agent --coordinator "$run_dir" --slots "$slots"
-}
-# What was killed is started again here, as the Job waits longer each time before it makes another pod. Only the first
-# pod ends well, and by that the Job: behind any other end the job may go on, and the others have to be there.
-while [ -z "$told" ]; do
-    if [ "$JOB_COMPLETION_INDEX" -eq 0 ]; then begin & else take_part & fi
-    pid=$!
-    wait "$pid"
-    code=$?
-    while kill -0 "$pid" 2> /dev/null; do  # a signal ends the wait, not the job
-        wait "$pid"
-        code=$?
-    done
-    [ "$code" -ne 75 ] || exit 75  # its workers have left
-    if [ "$JOB_COMPLETION_INDEX" -eq 0 ] && [ -z "$told" ]; then
-        case $code in
-            143) exit 0 ;;  # holdfast stop
-            0)
-                for _ in {1..60}; do  # whoever has led the job to its end sums up
-                    [ ! -e "$run_dir/summary.json" ] || break
-                    sleep 1
-                done
-                exit 0
-                ;;
-            1) exit 1 ;;
-        esac
-    fi
-    sleep 5
-done
-[ "${code:-0}" -ne 0 ] || code=143  # told behind an end that may not be the last: another pod is to be made
-exit "$code"
-"""
 
 _MANIFEST = """\
 # A job that goes on while pods and nodes come and go. Made by: @MADE_BY@
@@ -138,15 +90,10 @@ class Pods:
 def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
     """Returns the manifest, for ``kubectl apply``.
 
-    The first pod begins the job, or takes part in it if it goes on without; on each of the others an agent runs. Any of
-    them may be evicted, and its workers leave.
+    Any of its pods may be evicted, and its workers leave. What was killed in one is started again there, as the Job
+    waits longer each time before it makes another.
     """
-    script = {
-        "VARIABLES": job.variables,
-        "FOLDER": shlex.quote(str(job.folder)),
-        "CERTIFICATES": textwrap.indent(job.make_certificates, "    ").strip() or ":",
-        "BEGIN": textwrap.indent(job.begin(listen='"$POD_IP"', options="--notice leave"), "    ").strip(),
-    }
+    script = node_script(job, number='"$JOB_COMPLETION_INDEX"', address='"$POD_IP"', replaced=True)
     grace_s = max(_LEAST_GRACE_S, math.ceil(job.notice_s or 0)) + _BEYOND_S
     limits = f"          limits:\n            nvidia.com/gpu: {job.slots}\n" if job.gpus else ""
     return filled(
@@ -158,7 +105,7 @@ def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
             "GRACE_S": str(grace_s),
             "SILENT_S": str(_SILENT_S),
             "IMAGE": _quoted(pods.image),
-            "SCRIPT": textwrap.indent(filled(_SCRIPT, script).rstrip(), 10 * " "),
+            "SCRIPT": textwrap.indent(script.rstrip(), 10 * " "),
             "SLOTS": str(job.slots),
             "LIMITS": limits,
             "SHARED": _SHARED,

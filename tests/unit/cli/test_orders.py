@@ -18,7 +18,7 @@ N1 = msgspec.structs.replace(NODES[0], nonce=NONCE, leaving=True)
 NODE_2 = NODES[1]
 HERE, GONE = changed(nodes=(N1, NODE_2)), changed(nodes=(NODE_2,))
 ENDED = changed(phase="ended", step=130, checkpoint=130, ended="preempted")
-AWAY = CoordinatorUnavailable("coordinator at h:7000: unavailable: not the leader")
+AWAY = CoordinatorUnavailable("coordinator at h:7000: unavailable: it is gone")
 
 
 def with_workers(*workers):
@@ -144,9 +144,9 @@ def test_nothing_is_waited_for_if_it_is_to_be_so(told, capsys):
 
 def test_an_end_that_nobody_has_seen_is_no_success(told, capsys):
     assert told("stop", lives=[(Answer(text="it ends"), STATUS)])[0] == 1
-    assert "not the leader: the job has ended, or its coordinators are gone" in capsys.readouterr().err
+    assert "it is gone: the job has ended, or its coordinators are gone" in capsys.readouterr().err
 
 
 def test_nobody_to_tell_is_one_line(told, capsys):
     assert told("stop", lives=[(AWAY,)])[0] == 2
-    assert capsys.readouterr().err.startswith("holdfast: coordinator at h:7000: unavailable: not the leader; expected")
+    assert capsys.readouterr().err.startswith("holdfast: coordinator at h:7000: unavailable: it is gone; expected")

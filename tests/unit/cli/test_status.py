@@ -12,7 +12,7 @@ from holdfast.cli.status import tell_status
 from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
 from holdfast.control.status import FailureStatus, JobStatus, NodeStatus
-from holdfast.errors import CoordinatorUnavailable
+from holdfast.errors import CoordinatorUnavailable, NobodyLeads
 
 NODES = (
     NodeStatus(name="n1", workers=("0.0", "0.1"), room=0, away_s=None, leads=True),
@@ -118,7 +118,7 @@ def asked(monkeypatch):
     return run
 
 
-AWAY = CoordinatorUnavailable("coordinator at h:7000: unavailable: not the leader")
+AWAY = CoordinatorUnavailable("coordinator at h:7000: unavailable: it is gone")
 
 
 def test_it_is_told_once(asked, capsys):
@@ -141,7 +141,16 @@ def test_an_end_that_nobody_has_seen_is_no_success(asked, capsys):
 
 def test_nobody_to_ask_is_one_line(asked, capsys):
     assert asked(AWAY) == 2
-    assert capsys.readouterr().err.startswith("holdfast: coordinator at h:7000: unavailable: not the leader; expected")
+    assert capsys.readouterr().err.startswith("holdfast: coordinator at h:7000: unavailable: it is gone; expected")
+
+
+def test_who_asks_while_another_coordinator_takes_over_waits_for_it(asked, capsys):
+    stands_by = NobodyLeads("coordinator at h:7000: not the leader")
+    assert asked(stands_by, AWAY, stands_by, STATUS) == 0
+    assert capsys.readouterr().out == tell_status(STATUS) + "\n"
+    assert asked(*[stands_by] * 40) == 1
+    text = "holdfast: coordinator at h:7000: not the leader: the job has ended, or its coordinators are gone\n"
+    assert capsys.readouterr().err == text
 
 
 def test_a_token_is_needed(capsys):
