@@ -1,5 +1,6 @@
 """``holdfast launch``: the file that it writes, and what it says."""
 
+import ast
 import stat
 import subprocess
 
@@ -161,6 +162,18 @@ def test_what_sbatch_says_is_what_comes_of_it(folder, monkeypatch, capfd, code, 
     assert ("holdfast inspect --follow runs/small" in told.out) == (not code)
 
 
+def begun_by(script, *lines):
+    """The words of the command with which a node's script begins the job; its program is printed instead of run."""
+    body = script[script.index("begin() {") : script.index("take_part() {")].replace("exec ", "printf '%s\\n' ")
+    text = "\n".join(["holdfast=(:)", "run_dir='/the run'", "slots=2", *lines, body, "begin"])
+    return subprocess.run(["bash", "-c", text], text=True, capture_output=True, check=True).stdout.splitlines()
+
+
+def leaving(address):
+    where = ["--run-dir", "/the run", "--resume", "auto", "--listen", address, "--slots", "2", "--notice", "leave"]
+    return [":", "train", "small.yaml", "--set", CHECKPOINTS, *where, "--set", TLS]
+
+
 class OnKubernetes:
     """A job as its manifest has it."""
 
@@ -193,13 +206,7 @@ def test_a_manifest_is_what_every_kubernetes_takes_that_can_do_it():
 
 def test_the_first_pod_begins_the_job_and_leaves_at_a_notice():
     script = OnKubernetes("--slots", 2, "--set", CHECKPOINTS, "small.yaml").script
-    body = script[script.index("begin() {") : script.index("take_part() {")].replace("exec ", "printf '%s\\n' ")
-    lines = ["holdfast=(:)", "run_dir='/the run'", "slots=2", "POD_IP=10.0.0.7", body, "begin"]
-    words = subprocess.run(["bash", "-c", "\n".join(lines)], text=True, capture_output=True, check=True).stdout.split(
-        "\n"
-    )
-    where = ["--run-dir", "/the run", "--resume", "auto", "--listen", "10.0.0.7", "--slots", "2", "--notice", "leave"]
-    assert words == [":", "train", "small.yaml", "--set", CHECKPOINTS, *where, "--set", TLS, ""]
+    assert begun_by(script, "POD_IP=10.0.0.7") == leaving("10.0.0.7")
     assert "cd '/shared/a project' || exit" in script
     assert "run_dir='/shared/a project/runs/small'" in script
 
@@ -258,3 +265,42 @@ def test_machines_are_named_and_the_first_one_begins_the_job(folder):
 def test_machines_have_names(hosts, capsys):
     assert main(["launch", "--on", "ssh", "--dry-run", *hosts, "--slots", "6", "small.yaml"]) == 2
     assert "expected HOST or USER@HOST, several joined by commas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 2)])
+def test_ray_is_asked_for_room_and_runs_the_script_on_each_node(folder, device, gpus):
+    words = ("--slots", "2", "--spare-nodes", "1", "--set", CHECKPOINTS)
+    where = ("--folder", "/a '''\"\"\"\\folder", "--set", f"train.device={device}") if gpus else ()
+    assert main(["launch", "--on", "ray", "--dry-run", *words, *where, "small.yaml"]) == 0
+    text = (folder / "small.ray.py").read_text()
+    program = ast.parse(text)
+    known = {
+        target.id: ast.literal_eval(line.value)
+        for line in program.body
+        if isinstance(line, ast.Assign)
+        for target in line.targets
+        if isinstance(target, ast.Name)
+    }
+    assert (known["NAME"], known["NODES"]) == ("small", 4)
+    assert f"CPUS, GPUS = 2, {gpus}  # on each of them" in text
+    script = known["SCRIPT"]
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=True).stderr == ""
+    begun = begun_by(script, "ADDRESS=10.0.0.7")
+    assert begun == leaving("10.0.0.7") if not gpus else "train.device=cuda" in begun
+    assert "cd '/a '\"'\"''\"'\"''\"'\"'\"\"\"\\folder' || exit" in script or not gpus
+
+
+def test_what_torchrun_runs_is_to_be_called_by_hand(folder, capsys):
+    assert main(["launch", "--on", "torchrun", "--slots", "2", "--set", CHECKPOINTS, "small.yaml"]) == 0
+    assert "call it as the file says, on each of 3 nodes\n" in capsys.readouterr().out
+    path = folder / "small.torchrun.sh"
+    text = path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr == ""
+    assert begun_by(text, "MASTER_ADDR=n1") == leaving("n1")
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--spare-nodes"])
+def test_the_number_of_machines_is_said_once(option, capsys):
+    assert main(["launch", "--on", "ssh", "--dry-run", "--hosts", "n1,n2", option, "2", "small.yaml"]) == 2
+    assert f"{option}: is not for --on ssh" in capsys.readouterr().err

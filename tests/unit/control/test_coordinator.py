@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import msgspec
@@ -73,7 +74,7 @@ from holdfast.core.excerpts import excerpts
 from holdfast.core.nodes import NodeId
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
-from holdfast.errors import ConfigError, CoordinatorUnavailable
+from holdfast.errors import ConfigError, CoordinatorUnavailable, NobodyLeads
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
 from holdfast.telemetry.clocks import this_clock
@@ -117,9 +118,10 @@ def a_coordinator(leading, log, *, steps=1, clock=time.monotonic, awake=time.mon
 
 
 class Service:
-    """A coordinator in a thread of its own."""
+    """A coordinator in a thread of its own; ``leads``: it stands by until this is set."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, leads=None):
+        self._leads = leads
         self.store = folder / "control.db"
         self.events = folder / "events.jsonl"
         self.error = None
@@ -137,11 +139,16 @@ class Service:
         async def run():
             self._loop = asyncio.get_running_loop()
             known = {"ready": self._port.put, "brief": b"a brief", "invitation": INVITATION}
-            await serve(self.coordinator, host="127.0.0.1", port=0, token=TOKEN, **known)
+            what = self.coordinator if self._leads is None else self._wait_to_lead
+            await serve(what, host="127.0.0.1", port=0, token=TOKEN, **known)
 
         asyncio.run(run())
         leading.chain.close()
         log.close()
+
+    def _wait_to_lead(self):
+        assert self._leads.wait(LIMIT_S)
+        return self.coordinator
 
     def await_stream(self, worker):
         """Waits until a stream of this worker, or of the agent, is there."""
@@ -279,6 +286,26 @@ def test_nobody_there_is_told():
         client = Client(f"127.0.0.1:{free.getsockname()[1]}", A, reattach_s=0.3)
         assert isinstance(client.closed(), CoordinatorUnavailable)
         client.close()
+
+
+def led(reach):
+    with contextlib.suppress(NobodyLeads):
+        return ask(STATUS, reach)
+
+
+def test_who_stands_by_says_so_to_those_who_ask_how_the_job_is(tmp_path):
+    leads = threading.Event()
+    service = Service(tmp_path, leads)
+    reach = Reach(addresses=service.address, token=INVITATION)
+    try:
+        with pytest.raises(NobodyLeads, match=f"coordinator at {service.address}: not the leader"):
+            ask(STATUS, reach)
+        assert ask(BRIEF, reach) == b"a brief"
+        leads.set()
+        until(partial(led, reach))
+    finally:
+        leads.set()
+        service.end()
 
 
 def test_a_whole_job(service, connect):
