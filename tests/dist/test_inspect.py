@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cli.main import main
 from holdfast.config.load import load_job
@@ -56,6 +57,21 @@ def test_the_text_tells_of_everything_in_its_order(summary, capsys):
     assert main(["inspect", str(summary.run_dir), "--all"]) == 0
     steps = re.findall(r"step (\d+) done by", capsys.readouterr().out)
     assert set(map(int, steps)) == set(range(40))
+
+
+def test_figures_tell_of_everything(summary, capsys):
+    assert main(["metrics", str(summary.run_dir)]) == 0
+    families = text_string_to_metric_families(capsys.readouterr().out)
+    found = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
+    assert found["holdfast_steps_committed_total",] == found["holdfast_steps",] == 40
+    assert found["holdfast_step_seconds_count",] == 39
+    assert (found["holdfast_failures_total", "process"], found["holdfast_failures_total", "silence"]) == (1, 1)
+    assert [found["holdfast_recovery_seconds_count", part] for part in ("agree", "rebuild", "resume")] == [2, 2, 2]
+    assert found["holdfast_recovery_seconds_sum", "resume"] > 0
+    assert found["holdfast_workers", "missing"] == 2, "who was hung, and who left"
+    assert found["holdfast_layer_owners_min",] == 2
+    assert 0 < found["holdfast_goodput_ratio",] < 1
+    assert found["holdfast_running",] == 0
 
 
 def test_the_picture_shows_who_was_there(summary, capsys):

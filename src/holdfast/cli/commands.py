@@ -18,6 +18,7 @@ from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.launch import add_launch_parser
+from holdfast.cli.metrics import add_metrics_parser
 from holdfast.cli.orders import add_drain_parser, add_stop_parser
 from holdfast.cli.plan import add_plan_parser
 from holdfast.cli.profile import add_profile_parser
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_profile_parser(commands)
     add_inspect_parser(commands)
     add_status_parser(commands)
+    add_metrics_parser(commands)
     add_drain_parser(commands)
     add_stop_parser(commands)
     add_export_parser(commands)

@@ -146,7 +146,7 @@ def status_of(job: str, state: Membership, lately: Lately, now: float) -> JobSta
         alive=_names(state.full if state.generation else state.roster.there),
         workers=len(state.grid.baseline.workers),
         checkpoint=state.checkpoints.newest or None,
-        workers_to_lose=min(map(len, placement.owners_by_layer)) - 1 if held else None,
+        workers_to_lose=state.fewest_owners - 1 if held else None,
         nodes_to_lose=survives(placement, where) if held else None,
         nodes=tuple(_nodes(state, now)),
         failures=lately.failures(now),

@@ -227,12 +227,14 @@ class Synced(_Event, frozen=True, tag="synced", kw_only=True):
     Attributes:
         entered: the step before which it entered, and whose state it was given.
         bytes: how much state it was given, as it is encoded for sending.
+        owners: as in :class:`Installed`, with this one.
     """
 
     worker: str
     entered: int
     step: int
     bytes: int
+    owners: int | None = None
 
 
 class Suspected(_Event, frozen=True, tag="suspected", kw_only=True):
@@ -266,11 +268,18 @@ class ExceptionRaised(_Event, frozen=True, tag="exception_raised", kw_only=True)
 
 
 class Installed(_Event, frozen=True, tag="installed", kw_only=True):
-    """The coordinator decided, stored and sends a new generation; ``strategy`` is empty where nothing failed."""
+    """The coordinator decided, stored and sends a new generation.
+
+    Attributes:
+        workers: those that take part.
+        strategy: what it answers, and how; empty where nothing failed.
+        owners: how many of them hold the state of the layer that the fewest hold; None where nobody tells.
+    """
 
     generation: int
     workers: tuple[str, ...]
     strategy: str
+    owners: int | None = None
 
 
 class Summed(_Event, frozen=True, tag="summed", kw_only=True):

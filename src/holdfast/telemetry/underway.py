@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.telemetry.events import (
     Detected,
+    Event,
     Installed,
     JobStarted,
     Parted,
@@ -18,7 +19,7 @@ from holdfast.telemetry.events import (
 )
 from holdfast.telemetry.report import report
 
-__all__ = ["Underway", "recent", "underway"]
+__all__ = ["Present", "Underway", "recent", "underway"]
 
 _WINDOW_S = 60.0
 _KEPT_S = 2 * _WINDOW_S
@@ -54,6 +55,24 @@ class Underway:
         return {**dataclasses.asdict(self), "left_s": self.left_s}
 
 
+@dataclass(slots=True)
+class Present:
+    """The workers that take part, or that are ready before the first generation."""
+
+    workers: set[str] = field(default_factory=set)
+    _formed: bool = False
+
+    def hear(self, event: Event) -> None:
+        """Takes an event into account; they are told in the order of time."""
+        match event:
+            case Installed(workers=workers):
+                self.workers, self._formed = set(workers), True
+            case WorkerReady(worker=worker) if not self._formed:
+                self.workers.add(worker)
+            case Detected(worker=worker) | Parted(worker=worker):
+                self.workers.discard(worker)
+
+
 def underway(timed: Sequence[Timed], now: float) -> Underway:
     """Returns how far a job is.
 
@@ -66,12 +85,15 @@ def underway(timed: Sequence[Timed], now: float) -> Underway:
     resumed = [event.step for event in events if isinstance(event, Resumed)]
     commits = report(timed).commits
     times = [time for _, time in commits]
+    present = Present()
+    for event in events:
+        present.hear(event)
     return Underway(
         done=commits[-1][0] + 1 if commits else max(resumed, default=0),
         steps=started[-1].steps if started else 0,
         steps_per_s=_rate([time for time in times if time > now - _WINDOW_S], now),
         idle_s=now - max(times) if times else None,
-        alive=len(_alive(timed)),
+        alive=len(present.workers),
         workers=started[-1].workers if started else 0,
     )
 
@@ -86,18 +108,3 @@ def recent(timed: Iterable[Timed], now: float) -> list[Timed]:
 def _rate(times: list[float], now: float) -> float | None:
     """Steps per second: from the first of these to now, so that a job that stands still becomes slower."""
     return (len(times) - 1) / (now - min(times)) if len(times) > 1 and now > min(times) else None
-
-
-def _alive(timed: Iterable[Timed]) -> set[str]:
-    """The workers that take part, or that are ready before the first generation."""
-    alive: set[str] = set()
-    formed = False
-    for _, event in timed:
-        match event:
-            case Installed(workers=workers):
-                alive, formed = set(workers), True
-            case WorkerReady(worker=worker) if not formed:
-                alive.add(worker)
-            case Detected(worker=worker) | Parted(worker=worker):
-                alive.discard(worker)
-    return alive

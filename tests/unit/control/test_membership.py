@@ -136,7 +136,7 @@ def test_gathers_until_everyone_attached():
     job.give(hellos()[-1])
     assert job.told[0] == (W11, Attached())
     assert job.commands(Install) == dict.fromkeys(PLAN.workers, Install(generation=1, plan=PLAN))
-    assert job.recorded == [Installed(generation=1, workers=("0.0", "0.1", "1.0", "1.1"), strategy="")]
+    assert job.recorded == [Installed(generation=1, workers=("0.0", "0.1", "1.0", "1.1"), strategy="", owners=2)]
 
 
 def test_the_agent_attaches_without_becoming_a_member(forming):
@@ -739,7 +739,9 @@ def test_the_first_that_goes_over_takes_the_job_with_it(coming):
     assert coming.state.generation == 2
     coming.give(Joined(worker=W01, generation=3, step=5))
     assert coming.told == [(W10, Resume(generation=3, step=5))], "all others know where they are"
-    assert coming.recorded == [Installed(generation=3, workers=("0.0", "0.1", "1.0", "1.1"), strategy="boundary")]
+    assert coming.recorded == [
+        Installed(generation=3, workers=("0.0", "0.1", "1.0", "1.1"), strategy="boundary", owners=1)
+    ]
     assert (coming.state.generation, coming.state.generations, coming.state.phase) == (3, 3, Phase.RUNNING)
     assert coming.state.reports.joined == {W10, W01}
     coming.give(Joined(worker=W00, generation=3, step=5), Joined(worker=W11, generation=3, step=5))
@@ -769,7 +771,7 @@ def test_others_may_tell_that_it_has_caught_up_before_it_does(entered):
     entered.joined(step=9)
     assert entered.state.full == PLAN.workers
     entered.give(CaughtUp(worker=W10, generation=3, step=8, entered=5, bytes=9))
-    assert entered.recorded == [Synced(worker="1.0", entered=5, step=8, bytes=9)]
+    assert entered.recorded == [Synced(worker="1.0", entered=5, step=8, bytes=9, owners=2)]
     assert entered.state.roster.synced == frozenset()
 
 
@@ -869,8 +871,9 @@ def test_who_was_told_to_go_goes_at_a_boundary(steady):
     assert plan.workers == (W00, W01, W11)
     steady.give(Left(worker=W10, process=process_of(W10, 1), generation=2, step=4))
     assert steady.recorded == [
-        Installed(generation=2, workers=("0.0", "0.1", "1.1"), strategy="boundary"), Parted(worker="1.0", step=4)
-    ]  # fmt: skip
+        Installed(generation=2, workers=("0.0", "0.1", "1.1"), strategy="boundary", owners=1),
+        Parted(worker="1.0", step=4),
+    ]
     assert steady.told == []
     assert (steady.state.roster.lost, steady.state.roster.leaving) == ({W10}, frozenset())
 

@@ -406,7 +406,7 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
 def on_synced(state: Membership, synced: CaughtUp) -> Decision:
     """Whoever has caught up holds its state, and keeps nobody from the next boundary; others may tell of that first."""
     worker = synced.worker
-    event = Synced(worker=str(worker), entered=synced.entered, step=synced.step, bytes=synced.bytes)
     if synced.generation == state.generation and worker in state.catching_up:
         state = replace(state, roster=state.roster.caught_up(worker))
-    return state, (Record(event=event),)
+    known = {"entered": synced.entered, "step": synced.step, "bytes": synced.bytes}
+    return state, (Record(event=Synced(worker=str(worker), owners=state.fewest_owners, **known)),)

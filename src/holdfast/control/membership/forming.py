@@ -109,7 +109,8 @@ def _note_alone(state: Membership, plan: Plan | None) -> Decision:
 def installed(state: Membership, strategy: str) -> Record:
     """Returns what tells of the generation that begins; ``strategy`` says what it answers, and how."""
     workers = tuple(str(worker) for worker in state.alive)
-    return Record(event=Installed(generation=state.generation, workers=workers, strategy=strategy))
+    owners = state.fewest_owners
+    return Record(event=Installed(generation=state.generation, workers=workers, strategy=strategy, owners=owners))
 
 
 def relay(state: Membership, blob: Blob) -> Decision:

@@ -310,6 +310,11 @@ class Membership:
         return tuple(worker for worker in self.grid.baseline.workers if worker not in absent)
 
     @property
+    def fewest_owners(self) -> int:
+        """How many of :attr:`full` hold the layer that the fewest hold."""
+        return min(map(len, self.grid.baseline.placement.without(self.absent).owners_by_layer))
+
+    @property
     def alive(self) -> tuple[WorkerId, ...]:
         """The members of this generation, in order: full ones and those that are entering."""
         absent = self.roster.lost | self.roster.arriving

@@ -1,0 +1,213 @@
+"""``holdfast metrics``: a run in figures, for Prometheus."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.cli.arguments import check_address, token_from
+from holdfast.cli.scraping import Page, Served, served
+from holdfast.errors import ConfigError, StorageError
+from holdfast.parsing import parsing
+from holdfast.telemetry.events import JobStarted
+from holdfast.telemetry.figures import Figures, Histogram
+from holdfast.telemetry.shown import shown
+from holdfast.telemetry.story import EVENTS, StoryReader
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ["add_metrics_parser"]
+
+_LOOK_S = 1.0
+_STEPS_TO_STAND = 20
+_STANDS_S = 60.0
+"""A job that has done no step for so long, and for so many times as long as its steps take, stands still."""
+
+
+def add_metrics_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the ``metrics`` command; its ``run`` default is :func:`run`."""
+    parser = commands.add_parser(
+        "metrics",
+        help="a run in figures, for Prometheus",
+        description="Prints how a run is in the format of Prometheus; with --listen serves that at /metrics, as it "
+        "changes, with /healthz (the logs of the run can be read) and /readyz (its job does steps). It reads the run "
+        "directory, wherever that is seen, and may be started before the job: nothing that trains waits for it.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="serve it there, until Ctrl-C or SIGTERM")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="holds what callers show to read /metrics, as `Authorization: Bearer TOKEN`: a token of yours, not the "
+        "job's; needed unless --listen is an address of this machine alone",
+    )
+    parser.add_argument("--certs", metavar="DIR", help="serve HTTPS with DIR/cert.pem and DIR/key.pem")
+    parser.add_argument("--insecure", action="store_true", help="--listen beyond this machine may do without --certs")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the figures, or serves them until Ctrl-C; returns 0, or 130."""
+    watched = _Watched(Path(args.run_dir))
+    text = _exposition(watched)
+    if args.listen is None:
+        if not (Path(args.run_dir) / EVENTS).is_file():
+            raise ConfigError(f"{args.run_dir}: is no run directory, it has no {EVENTS}")
+        watched.look()
+        if watched.damage:
+            raise ConfigError(watched.damage)
+        print(text("").text, end="")
+        return 0
+    check_address(f"--listen {args.listen}", args.listen)
+    what = Served(
+        pages={"/metrics": text, "/healthz": watched.healthy, "/readyz": watched.ready},
+        secret=frozenset({"/metrics"}),
+        token=token_from(args.token_file) if args.token_file is not None else "",
+        certs=None if args.certs is None else Path(args.certs),
+        insecure=args.insecure,
+    )
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with served(what, args.listen) as address:
+        print(f"figures of {args.run_dir} at {address}/metrics", flush=True)
+        while True:
+            watched.look()
+            time.sleep(_LOOK_S)
+
+
+class _Watched:
+    """A run, looked at again and again by one thread, and asked about by others."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._reader = StoryReader(run_dir)
+        self._figures = Figures()
+        self._lock = threading.Lock()
+        self.damage = ""
+        """Why its logs cannot be read; empty if they can."""
+
+    def look(self) -> None:
+        """Reads what has happened since."""
+        if not (self._run_dir / EVENTS).is_file():  # the job is yet to begin
+            return
+        try:
+            with parsing(lambda text: ConfigError(f"{self._run_dir / EVENTS}: is no log of events: {text}")):
+                news = [(at, shown(event)) for at, event in self._reader.read()]
+        except (StorageError, ConfigError) as error:
+            self.damage = str(error)
+            return
+        with self._lock:
+            self.damage = ""
+            for at, event in news:
+                if isinstance(event, JobStarted):  # another attempt
+                    self._figures = Figures()
+                self._figures.hear(at, event)
+
+    @contextlib.contextmanager
+    def now(self) -> Iterator[tuple[Figures, float]]:
+        """The figures, and what the clock of the run shows."""
+        with self._lock:
+            yield self._figures, self._reader.now()
+
+    def healthy(self, accept: str) -> Page:
+        """Whether the run can be looked at."""
+        return Page(f"{self.damage or 'ok'}\n", ok=not self.damage)
+
+    def ready(self, accept: str) -> Page:
+        """Whether the job does steps."""
+        with self.now() as (figures, now):
+            why = _stands(figures, now)
+        return Page(f"{why or 'ok'}\n", ok=not why)
+
+
+def _stands(figures: Figures, now: float) -> str:
+    """Why no steps are done; empty if they are."""
+    idle = figures.idle(now)
+    if figures.ended:
+        return f"the job has ended: {figures.ended}"
+    if idle is None:
+        return "no step was done so far"
+    usual = figures.step_s.total / max(1, sum(figures.step_s.counts))
+    return f"no step was done for {idle:.0f} s" if idle > max(_STANDS_S, _STEPS_TO_STAND * usual) else ""
+
+
+def _exposition(watched: _Watched) -> Callable[[str], Page]:
+    """Returns what writes the figures down, as whoever asks accepts them.
+
+    Raises:
+        ConfigError: what does that is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+    except ImportError:
+        raise ConfigError("prometheus-client is not installed; expected pip install 'holdfast[metrics]'") from None
+
+    class Collector:
+        def collect(self) -> Iterable[Metric]:
+            with watched.now() as (figures, now):
+                return list(_families(figures, now))
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+
+    def page(accept: str) -> Page:
+        encode, kind = choose_encoder(accept)
+        return Page(encode(registry).decode(), kind)
+
+    return page
+
+
+def _families(figures: Figures, now: float) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+
+    def gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
+        if value is not None:
+            yield GaugeMetricFamily(f"holdfast_{name}", text, value=value)
+
+    yield InfoMetricFamily("holdfast_job", "The job.", value={"name": figures.job})
+    running = bool(figures.job) and not figures.ended
+    yield from gauge("running", "1 while the job has begun and has not said that it has ended.", running)
+    yield CounterMetricFamily("holdfast_steps_committed", "Steps that are done, of the whole run.", value=figures.done)
+    yield from gauge("steps", "Steps that the job has.", figures.steps)
+    if running:
+        yield from gauge("step_age_seconds", "Seconds since the last step was done.", figures.idle(now))
+        text = "Seconds since the newest checkpoint was complete."
+        yield from gauge("checkpoint_age_seconds", text, figures.checkpoint_age(now))
+    steps = HistogramMetricFamily("holdfast_step_seconds", "Seconds from one step to the next one.")
+    steps.add_metric([], *_cumulative(figures.step_s))
+    yield steps
+    workers = GaugeMetricFamily("holdfast_workers", "Workers of the grid, by whether they are there.", labels=["state"])
+    workers.add_metric(["present"], len(figures.present.workers))
+    workers.add_metric(["missing"], figures.missing)
+    yield workers
+    failures = CounterMetricFamily("holdfast_failures", "Workers that were lost, by kind of failure.", labels=["kind"])
+    for kind, number in figures.failures.items():
+        failures.add_metric([kind], number)
+    yield failures
+    recovery = HistogramMetricFamily(
+        "holdfast_recovery_seconds",
+        "Seconds of recoveries: until all agree, until they are connected anew, until the next step is done.",
+        labels=["phase"],
+    )
+    for phase, each in figures.recovery_s.items():
+        recovery.add_metric([phase], *_cumulative(each))
+    yield recovery
+    text = "Workers that hold the state of the layer that the fewest hold."
+    yield from gauge("layer_owners_min", text, figures.owners)
+    text = "Share of the time since the beginning that its steps take at the pace of a job in which nothing fails."
+    yield from gauge("goodput_ratio", text, figures.goodput(now))
+
+
+def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Its buckets as Prometheus has them, and the sum of all values."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True)), histogram.total

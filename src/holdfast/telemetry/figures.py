@@ -1,0 +1,209 @@
+"""A run in figures that grow with it, however long it is: what monitoring asks for, told by its events."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from holdfast.telemetry.events import (
+    Agreed,
+    Checkpointed,
+    Detected,
+    Event,
+    Installed,
+    JobEnded,
+    JobStarted,
+    Ran,
+    Rebuilt,
+    Resumed,
+    StepOps,
+    Synced,
+)
+from holdfast.telemetry.underway import Present
+
+__all__ = ["Figures", "Histogram", "failure_kind"]
+
+_STEP_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_RECOVERY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_PACE_STEPS = 1000
+_BEHIND = 100
+"""So many steps behind the last one that is done, nobody tells of a step any more."""
+
+_KINDS = {
+    "node": ("its node ", "node "),
+    "process": ("process ended", "it did not start", "it left "),
+    "connection": ("connection closed", "did not come back"),
+    "silence": ("no sign of life", "stuck "),
+    "exception": ("raised: ",),
+    "wrong results": ("computes wrong results",),
+}
+_OTHER = "other"
+
+
+def failure_kind(how: str) -> str:
+    """Returns what kind of failure a :class:`Detected` tells of; ``other`` if it is none of those that it knows."""
+    return next((kind for kind, beginnings in _KINDS.items() if how.startswith(beginnings)), _OTHER)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many values are up to each of these bounds, and above them all.
+
+    Attributes:
+        bounds: ascending.
+        counts: of the values up to each bound that are above the one before, and above the last one.
+        total: of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        """There are none yet."""
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class _Recovery:
+    """What follows a loss: when that was told, and when each part of the answer was over."""
+
+    detected: float
+    agreed: float | None = None
+    rebuilt: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """What is known of a run so far, as its events tell it: each once, in the order of time, from the beginning.
+
+    Attributes:
+        job: its name; empty before it has begun.
+        steps: that it has.
+        done: steps that are done, counted from the beginning of the run.
+        workers: of the whole grid.
+        present: those that are there.
+        owners: how many workers hold the state of the layer that the fewest hold; None before any do.
+        failures: workers that were lost, by the kind of failure.
+        step_s: seconds from one step to the next one.
+        recovery_s: seconds of each part of a recovery: ``agree`` (from the loss until the state of all is known),
+            ``rebuild`` (until all are connected anew) and ``resume`` (until the next step is done).
+        ended: how it has ended; empty before.
+    """
+
+    job: str = ""
+    steps: int = 0
+    done: int = 0
+    workers: int = 0
+    present: Present = field(default_factory=Present)
+    owners: int | None = None
+    failures: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys((*_KINDS, _OTHER), 0)))
+    step_s: Histogram = field(default_factory=lambda: Histogram(_STEP_S))
+    recovery_s: dict[str, Histogram] = field(
+        default_factory=lambda: {part: Histogram(_RECOVERY_S) for part in ("agree", "rebuild", "resume")}
+    )
+    ended: str = ""
+    _began: float = 0.0
+    _ended_at: float | None = None
+    _first: int = 0
+    _last_step: float | None = None
+    _saved: float | None = None
+    _members: dict[int, int] = field(default_factory=dict)
+    _swapped: dict[tuple[int, int], int] = field(default_factory=dict)
+    _recovery: _Recovery | None = None
+    _pace: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+
+    def hear(self, at: float, event: Event) -> None:
+        """Takes an event into account; ``at``: when it was, in seconds of the clock by which all are told."""
+        self.present.hear(event)
+        match event:
+            case JobStarted():
+                self.job, self.steps, self.workers, self._began = event.name, event.steps, event.workers, at
+            case Resumed(step=step):
+                self.done = self._first = step
+                self._saved = at
+            case Installed(generation=generation, workers=workers, owners=owners):
+                self._members[generation] = len(workers)
+                self.owners = owners
+            case Synced(owners=owners):
+                self.owners = owners
+            case StepOps(step=step, generation=generation):
+                self._swap(step, generation, at)
+            case Ran():
+                for step in range(event.first, event.stop):
+                    self._commit(step, event.committed(step, at))
+            case Detected(how=how, spare=spare):
+                self.failures[failure_kind(how)] += 1
+                if not spare:
+                    self._recovery = self._recovery or _Recovery(at)
+            case Agreed(step=step, concluded=concluded):
+                self._commit(step + concluded - 1, at)
+                if self._recovery is not None:
+                    self._recovery.agreed = at
+            case Rebuilt() if self._recovery is not None:
+                self._recovery.rebuilt = at
+            case Checkpointed():
+                self._saved = at
+            case JobEnded(outcome=outcome):
+                self.ended, self._ended_at = outcome, at
+
+    def _swap(self, step: int, generation: int, at: float) -> None:
+        """A worker has swapped in the results of a step, which is done once all of its generation have."""
+        key = step, generation
+        self._swapped[key] = self._swapped.get(key, 0) + 1
+        if self._swapped[key] == self._members.get(generation):
+            self._commit(step, at)
+
+    def _commit(self, step: int, at: float) -> None:
+        if step < self.done:
+            return
+        if self._last_step is not None:
+            number = step + 1 - self.done
+            for _ in range(number):
+                self.step_s.add((at - self._last_step) / number)
+            if self._recovery is None and len(self.present.workers) == self.workers:
+                self._pace.append((at - self._last_step) / number)
+        self.done, self._last_step = step + 1, at
+        self._swapped = {key: many for key, many in self._swapped.items() if key[0] > step - _BEHIND}
+        self._resume(at)
+
+    def _resume(self, at: float) -> None:
+        """A step is done: if everybody had agreed on how to go on behind a loss, that is over."""
+        found = self._recovery
+        if found is None or found.agreed is None:
+            return
+        rebuilt = found.agreed if found.rebuilt is None else found.rebuilt
+        parts = {"agree": found.agreed - found.detected, "rebuild": rebuilt - found.agreed, "resume": at - rebuilt}
+        for part, seconds in parts.items():
+            self.recovery_s[part].add(max(0.0, seconds))
+        self._recovery = None
+
+    @property
+    def missing(self) -> int:
+        """How many of the grid's workers are not there."""
+        return max(0, self.workers - len(self.present.workers))
+
+    def goodput(self, now: float) -> float | None:
+        """Returns the share of the time since the beginning that its steps would have taken if nothing had failed.
+
+        That is at the median pace of the last steps with all workers; None while there is none.
+        """
+        elapsed = (now if self._ended_at is None else self._ended_at) - self._began
+        if not self._pace or elapsed <= 0:
+            return None
+        return min(1.0, (self.done - self._first) * statistics.median(self._pace) / elapsed)
+
+    def checkpoint_age(self, now: float) -> float | None:
+        """Returns the seconds since the newest checkpoint was complete; None if there is none."""
+        return None if self._saved is None else max(0.0, now - self._saved)
+
+    def idle(self, now: float) -> float | None:
+        """Returns the seconds since the last step was done; None if none was."""
+        return None if self._last_step is None else max(0.0, now - self._last_step)
