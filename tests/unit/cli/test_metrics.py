@@ -21,7 +21,7 @@ from holdfast.cli.main import main
 from holdfast.control.certificates import make_certificates
 from holdfast.telemetry.events import Checkpointed, Detected, EventLog, Installed, JobEnded, JobStarted, StepOps
 
-MONITORING = Path(__file__).parents[3] / "examples" / "monitoring"
+MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 NAMES = ("0.0", "1.0")
 TOKEN = "a-token-of-whoever-looks"
 
