@@ -15,6 +15,7 @@ import psutil
 import pytest
 from tests.conftest import EtcdServer
 from tests.dist.conftest import JOBS, LOOP_SCRIPT, check_executed
+from tests.metadata import metadata_of
 from tests.networks import HOUR_S, an_hour_ahead, needs_networks
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, until
@@ -317,6 +318,21 @@ def test_a_node_is_drained_and_then_the_job_is_stopped(cluster, small, runs):
     assert not cluster.events(Detected)
     cluster.begin("train", small, "--slots", 6, *options)
     assert hashes(cluster.end()) == runs.healthy("small", (LONGER,)).weights_sha256
+
+
+def test_a_spot_machine_is_taken_away(cluster, small, runs):
+    with metadata_of("aws") as metadata:
+        cluster.begin("train", small, "--slots", 4, "--set", LONGER, "--set", "control.hang_s=200")
+        spot = cluster.join(2, 0, "--preempt", f"aws={metadata.url}")
+        cluster.ran(3)
+        metadata.taken = True
+        assert spot.wait(LIMIT_S) == START_ELSEWHERE, cluster.story()
+    said = cluster.said("node-0")
+    assert "aws takes this machine away: it is to terminate at " in said
+    assert "SIGTERM: the workers of this node leave between two steps" in said
+    assert len({event.worker for event in cluster.events(Parted)}) == 2
+    assert hashes(cluster.end()) == runs.healthy("small", (LONGER,)).weights_sha256
+    assert not cluster.events(Detected)
 
 
 def test_the_machine_where_the_job_was_begun_leaves_as_any_other(cluster, small, runs):

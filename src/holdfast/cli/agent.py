@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from holdfast.cli.arguments import add_coordinator, reach_from, whole_number
+from holdfast.cli.arguments import add_coordinator, add_preempt, preemption, reach_from, whole_number
 from holdfast.cli.lines import EventLines, describe_ended
 from holdfast.runtime.hardening import outlast_readers
 from holdfast.runtime.join import join
@@ -48,6 +48,7 @@ def add_agent_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         metavar="ADDR",
         help="the address of this machine that its workers listen on (default: by which it reaches the coordinator)",
     )
+    add_preempt(parser)
     parser.add_argument("--quiet", action="store_true", help="tells of nothing but losses and faults")
     parser.set_defaults(run=run)
 
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     outlast_readers()
     find = reach_from(args)
     request = JoinRequest(where=args.coordinator, find=find, slots=args.slots, node=args.node, host=args.host)
-    return take_part(request, quiet=args.quiet)
+    with preemption(args):
+        return take_part(request, quiet=args.quiet)
 
 
 def take_part(request: JoinRequest, *, quiet: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import re
@@ -18,15 +19,18 @@ from holdfast.control.token import is_token
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ConfigError
 from holdfast.runtime.launch.reaching import reach_in
+from holdfast.runtime.node.spot import CLOUDS, find, watched
 
 __all__ = [
     "above_0",
     "add_coordinator",
     "add_overrides",
+    "add_preempt",
     "check_address",
     "from_0",
     "grid_shape",
     "hours",
+    "preemption",
     "reach_from",
     "token_from",
     "whole_number",
@@ -111,6 +115,26 @@ def reach_from(args: argparse.Namespace) -> Callable[[], Reach | Ended]:
     if not token:
         raise ConfigError("--token-file: expected a file with the job's token, or HOLDFAST_TOKEN in the environment")
     return partial(Reach, addresses=where, token=token, tls=tls)
+
+
+def add_preempt(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--preempt``; see :func:`preemption`."""
+    parser.add_argument(
+        "--preempt",
+        metavar="|".join((*CLOUDS, "auto")),
+        help="asks the metadata service of this cloud every 2 s whether this machine is to be taken away (a spot or "
+        "preemptible one), and does then what SIGTERM does; auto: whichever answers; CLOUD=URL: it is elsewhere",
+    )
+
+
+def preemption(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Returns that within which this process is told if its machine is to be taken away, if that was asked for.
+
+    Raises:
+        ConfigError: it cannot be found out.
+    """
+    cloud = find(args.preempt) if args.preempt else None
+    return watched(cloud, tell=lambda text: print(f"holdfast: {text}", file=sys.stderr, flush=True))
 
 
 def token_from(path: str | None, environ: MutableMapping[str, str] = os.environ) -> str:

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from holdfast.cli.arguments import add_overrides, whole_number
+from holdfast.cli.arguments import add_overrides, preemption, whole_number
 from holdfast.cli.train import add_run_options, listening, train_and_tell
 from holdfast.config.job import Job
 from holdfast.config.load import parse_job
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the script, prints a short summary and returns the exit code."""
     job = job_of(args.script, args.arguments, args.workers, listening(args))
     words = ["holdfast", "run", "--workers", str(args.workers)]
-    return train_and_tell(job, args, words, [args.script, *args.arguments])
+    with preemption(args):
+        return train_and_tell(job, args, words, [args.script, *args.arguments])
 
 
 def job_of(script: str, arguments: list[str], workers: int, overrides: list[str]) -> Job:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.cli.agent import START_ELSEWHERE, take_part
-from holdfast.cli.arguments import add_overrides, check_address, token_from, whole_number
+from holdfast.cli.arguments import add_overrides, add_preempt, check_address, preemption, token_from, whole_number
 from holdfast.cli.lines import ProgressLine
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
@@ -118,6 +118,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="what SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 do: end: the job makes a checkpoint, and ends everywhere "
         "(default); leave: the workers of this machine leave it, and it goes on on others (exit code 75)",
     )
+    add_preempt(parser)
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -153,7 +154,9 @@ def run(args: argparse.Namespace) -> int:
     words = ["holdfast", args.command, args.job]
     words += ["--emulate", args.emulate] if args.emulate else []
     emulate = load_profile(args.emulate) if args.emulate else None
-    return train_and_tell(load_job(args.job, listening(args)), args, words, emulate=emulate)
+    job = load_job(args.job, listening(args))
+    with preemption(args):
+        return train_and_tell(job, args, words, emulate=emulate)
 
 
 def train_and_tell(
@@ -239,7 +242,7 @@ def _joining(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | No
 def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str], then: Sequence[str]) -> str:
     """The command that goes on with a run that ended early; scheduled faults are not repeated."""
     options = [word for text in args.overrides for word in ("--set", text)]
-    given = {"--listen": args.listen, "--slots": args.slots, "--token-file": args.token_file}
+    given = {"--listen": args.listen, "--slots": args.slots, "--token-file": args.token_file, "--preempt": args.preempt}
     given["--notice"] = None if args.notice == "end" else args.notice
     options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if "auto" in (args.resume, job.resume if args.resume is None else None):
