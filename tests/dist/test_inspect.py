@@ -63,7 +63,7 @@ def test_figures_tell_of_everything(summary, capsys):
     assert main(["metrics", str(summary.run_dir)]) == 0
     families = text_string_to_metric_families(capsys.readouterr().out)
     found = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
-    assert found["holdfast_steps_committed_total",] == found["holdfast_steps",] == 40
+    assert found["holdfast_steps_committed_total",] == found["holdfast_steps_done",] == found["holdfast_steps",] == 40
     assert found["holdfast_step_seconds_count",] == 39
     assert (found["holdfast_failures_total", "process"], found["holdfast_failures_total", "silence"]) == (1, 1)
     assert [found["holdfast_recovery_seconds_count", part] for part in ("agree", "rebuild", "resume")] == [2, 2, 2]

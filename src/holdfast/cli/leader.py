@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from holdfast.cli.arguments import reach_from
-from holdfast.cli.lines import describe_ended
 from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
 from holdfast.errors import ConfigError, CoordinatorUnavailable, NobodyLeads
@@ -28,7 +27,7 @@ def talk_with_leader(
     Args:
         args: as ``add_coordinator`` reads them.
         talk: with one of them; yields with each of its answers: the exit code, None while there is none yet.
-        ended: the exit code, if the job has ended; how is printed.
+        ended: tells how the job has ended, if it has; returns the exit code.
 
     Returns:
         The exit code; 1 if somebody has answered, and nobody who leads does any more.
@@ -42,7 +41,6 @@ def talk_with_leader(
         try:
             reach = find()
             if isinstance(reach, Ended):
-                print(describe_ended(reach))
                 return ended(reach)
             for code in talk(reach):
                 answered_at = time.monotonic()
@@ -54,6 +52,8 @@ def talk_with_leader(
             if answered_at is None:
                 raise ConfigError(f"{error}; expected where a job listens (`holdfast train --listen`)") from None
             if time.monotonic() > answered_at + _PATIENCE_S:
-                print(f"holdfast: {error}: the job has ended, or its coordinators are gone", file=sys.stderr)
+                gone = "the job has ended, or its coordinators are gone"
+                why = f"nobody has led for {_PATIENCE_S:.0f} s" if isinstance(error, NobodyLeads) else gone
+                print(f"holdfast: {error}: {why}", file=sys.stderr)
                 return 1
         time.sleep(_AGAIN_S)

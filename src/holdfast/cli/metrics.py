@@ -30,6 +30,8 @@ _LOOK_S = 1.0
 _STEPS_TO_STAND = 20
 _STANDS_S = 60.0
 """A job that has done no step for so long, and for so many times as long as its steps take, stands still."""
+_FIRST_S = 600.0
+"""As long as it is not known how long they take, one that has done none for so long."""
 
 
 def add_metrics_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,18 +71,19 @@ def run(args: argparse.Namespace) -> int:
     check_address(f"--listen {args.listen}", args.listen)
     what = Served(
         pages={"/metrics": text, "/healthz": watched.healthy, "/readyz": watched.ready},
-        secret=frozenset({"/metrics"}),
+        public=frozenset({"/healthz", "/readyz"}),
         token=token_from(args.token_file) if args.token_file is not None else "",
         certs=None if args.certs is None else Path(args.certs),
         insecure=args.insecure,
     )
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    watched.look()  # first: counters that jump from 0 to what they are would be taken for new failures
     with served(what, args.listen) as address:
         print(f"figures of {args.run_dir} at {address}/metrics", flush=True)
         while True:
-            watched.look()
             time.sleep(_LOOK_S)
+            watched.look()
 
 
 class _Watched:
@@ -96,20 +99,22 @@ class _Watched:
 
     def look(self) -> None:
         """Reads what has happened since."""
+        with self._lock:
+            try:
+                self._read()
+                self.damage = ""
+            except (StorageError, ConfigError, OSError) as error:
+                self.damage = str(error)
+
+    def _read(self) -> None:
         if not (self._run_dir / EVENTS).is_file():  # the job is yet to begin
             return
-        try:
-            with parsing(lambda text: ConfigError(f"{self._run_dir / EVENTS}: is no log of events: {text}")):
-                news = [(at, shown(event)) for at, event in self._reader.read()]
-        except (StorageError, ConfigError) as error:
-            self.damage = str(error)
-            return
-        with self._lock:
-            self.damage = ""
-            for at, event in news:
-                if isinstance(event, JobStarted):  # another attempt
-                    self._figures = Figures()
-                self._figures.hear(at, event)
+        with parsing(lambda text: ConfigError(f"{self._run_dir / EVENTS}: is no log of events: {text}")):
+            news = [(at, shown(event)) for at, event in self._reader.read()]
+        for at, event in news:
+            if isinstance(event, JobStarted):  # another attempt
+                self._figures = Figures()
+            self._figures.hear(at, event)
 
     @contextlib.contextmanager
     def now(self) -> Iterator[tuple[Figures, float]]:
@@ -130,13 +135,13 @@ class _Watched:
 
 def _stands(figures: Figures, now: float) -> str:
     """Why no steps are done; empty if they are."""
-    idle = figures.idle(now)
     if figures.ended:
         return f"the job has ended: {figures.ended}"
-    if idle is None:
+    if not figures.committed:
         return "no step was done so far"
-    usual = figures.step_s.total / max(1, sum(figures.step_s.counts))
-    return f"no step was done for {idle:.0f} s" if idle > max(_STANDS_S, _STEPS_TO_STAND * usual) else ""
+    idle, steps = figures.idle(now), sum(figures.step_s.counts)
+    limit = max(_STANDS_S, _STEPS_TO_STAND * figures.step_s.total / steps) if steps else _FIRST_S
+    return f"no step was done for {idle:.0f} s" if idle > limit else ""
 
 
 def _exposition(watched: _Watched) -> Callable[[str], Page]:
@@ -176,11 +181,14 @@ def _families(figures: Figures, now: float) -> Iterator[Metric]:
     yield InfoMetricFamily("holdfast_job", "The job.", value={"name": figures.job})
     running = bool(figures.job) and not figures.ended
     yield from gauge("running", "1 while the job has begun and has not said that it has ended.", running)
-    yield CounterMetricFamily("holdfast_steps_committed", "Steps that are done, of the whole run.", value=figures.done)
+    text = "How often a step was done in this attempt; one that a checkpoint took back counts again."
+    yield CounterMetricFamily("holdfast_steps_committed", text, value=figures.committed)
+    yield from gauge("steps_done", "Steps that are done, of the whole run.", figures.done)
     yield from gauge("steps", "Steps that the job has.", figures.steps)
     if running:
-        yield from gauge("step_age_seconds", "Seconds since the last step was done.", figures.idle(now))
-        text = "Seconds since the newest checkpoint was complete."
+        text = "Seconds since the last step was done, or since this attempt's beginning."
+        yield from gauge("step_age_seconds", text, figures.idle(now))
+        text = "Seconds since the newest checkpoint was complete, or since this attempt's beginning."
         yield from gauge("checkpoint_age_seconds", text, figures.checkpoint_age(now))
     steps = HistogramMetricFamily("holdfast_step_seconds", "Seconds from one step to the next one.")
     steps.add_metric([], *_cumulative(figures.step_s))

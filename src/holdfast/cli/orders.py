@@ -13,10 +13,12 @@ import msgspec
 from holdfast.cli.agent import ENDS_WELL
 from holdfast.cli.arguments import add_coordinator
 from holdfast.cli.leader import talk_with_leader
+from holdfast.cli.lines import describe_ended
 from holdfast.cli.status import read_status
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import ORDER
 from holdfast.control.membership import Phase
+from holdfast.control.messages import Ended
 from holdfast.control.orders import Answer, Drain, Order, Stop
 from holdfast.control.reach import Reach
 from holdfast.control.status import JobStatus
@@ -119,7 +121,11 @@ def _carry_out(task: _Task, args: argparse.Namespace) -> int:
             if not task.heeded(status):
                 return
 
-    return talk_with_leader(args, talk, ended=lambda ended: 0 if ended.outcome in ENDS_WELL else 1)
+    def tell_ended(ended: Ended) -> int:
+        print(describe_ended(ended))
+        return 0 if ended.outcome in ENDS_WELL else 1
+
+    return talk_with_leader(args, talk, ended=tell_ended)
 
 
 def _answered(order: Order, reach: Reach, where: str) -> Answer:

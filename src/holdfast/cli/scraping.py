@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import ssl
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,13 +24,15 @@ __all__ = ["Page", "Served", "served"]
 
 _PLAIN = "text/plain; charset=utf-8"
 _PATIENCE_S = 10.0
+_AT_ONCE = 32
+"""So many callers, each for so long at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """What is answered; ``ok``: else it is said that the service is unavailable."""
 
-    text: str | bytes
+    text: str
     kind: str = _PLAIN
     ok: bool = True
 
@@ -38,14 +43,14 @@ class Served:
 
     Attributes:
         pages: by path; what makes one is told what the caller accepts (of its ``Accept`` header).
-        secret: the paths for which callers show the token.
-        token: that they show; "": none is needed, which is for this machine alone.
+        public: the paths of which anybody may know whether all is well, though not more.
+        token: that callers show; "": none is needed, which is for this machine alone.
         certs: a folder with ``cert.pem`` and ``key.pem``; None: connections are in the clear.
         insecure: whether that may be so beyond this machine.
     """
 
     pages: Mapping[str, Callable[[str], Page]]
-    secret: frozenset[str]
+    public: frozenset[str]
     token: str = field(default="", repr=False)
     certs: Path | None = None
     insecure: bool = False
@@ -96,18 +101,41 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], what: Served, context: ssl.SSLContext | None) -> None:
         super().__init__(address, _Answering)
         self.what, self._context = what, context
+        self._callers: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
+        """Talks with a caller in a thread of its own; with so many at once that nothing runs short."""
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            if admitted := len(self._callers) < _AT_ONCE:
+                self._callers[request] = time.monotonic()
+        if admitted:
+            super().process_request(request, client)
+        else:
+            self.shutdown_request(request)
 
     def finish_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
-        """Talks with a caller, in a thread of its own: one that says nothing keeps nobody waiting."""
+        """Talks with a caller."""
         assert isinstance(request, socket.socket)
         request.settimeout(_PATIENCE_S)
-        if self._context is not None:
-            request = self._context.wrap_socket(request, server_side=True)
         try:
-            super().finish_request(request, client)
+            if self._context is None:
+                super().finish_request(request, client)
+                return
+            with self._context.wrap_socket(request.dup(), server_side=True) as sealed:
+                super().finish_request(sealed, client)
         finally:
-            if self._context is not None:
-                request.close()
+            with self._lock:
+                self._callers.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Hangs up on who takes too long, however slowly it speaks; called twice a second."""
+        with self._lock:
+            late = [caller for caller, since in self._callers.items() if time.monotonic() > since + _PATIENCE_S]
+            for caller in late:
+                with contextlib.suppress(OSError):
+                    caller.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client: object) -> None:
         """Whoever hangs up, or speaks otherwise, has nothing to be told, nor has anybody else."""
@@ -120,21 +148,29 @@ class _Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answers with a page."""
         what, path = self.server.what, urlsplit(self.path).path
-        page = what.pages.get(path)
-        if page is None:
+        make = what.pages.get(path)
+        if make is None:
             self._say(HTTPStatus.NOT_FOUND, Page(f"there are {', '.join(what.pages)}\n"))
-        elif path in what.secret and not self._may(what.token):
+            return
+        may = self._may(what.token)
+        if not may and path not in what.public:
             self._say(HTTPStatus.UNAUTHORIZED, Page("expected Authorization: Bearer, with the token\n"))
-        else:
-            found = page(self.headers.get("Accept", ""))
-            self._say(HTTPStatus.OK if found.ok else HTTPStatus.SERVICE_UNAVAILABLE, found)
+            return
+        try:
+            page = make(self.headers.get("Accept", ""))
+        except Exception as error:  # noqa: BLE001
+            print(f"holdfast: {path} cannot be made: {error!r}", file=sys.stderr, flush=True)
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, Page("it cannot be made\n"))
+            return
+        status = HTTPStatus.OK if page.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        self._say(status, page if may else Page("ok\n" if page.ok else "not ok\n"))
 
     def _may(self, token: str) -> bool:
         shown = self.headers.get("Authorization", "").encode(errors="replace")
         return not token or hmac.compare_digest(shown, f"Bearer {token}".encode())
 
     def _say(self, status: HTTPStatus, page: Page) -> None:
-        body = page.text if isinstance(page.text, bytes) else page.text.encode()
+        body = page.text.encode()
         self.send_response(status)
         if status is HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", "Bearer")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
 from holdfast.cli.arguments import add_coordinator, hours
 from holdfast.cli.leader import talk_with_leader
+from holdfast.cli.lines import describe_ended
 from holdfast.control.client import ask, watch
 from holdfast.control.coordinator import STATUS
 from holdfast.control.membership import Phase
+from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
 from holdfast.control.status import JobStatus, NodeStatus
 from holdfast.errors import ConfigError
@@ -50,7 +53,13 @@ def run(args: argparse.Namespace) -> int:
             _show(status, args)
             yield 0 if not args.watch or status.phase == Phase.ENDED else None
 
-    return talk_with_leader(args, talk, ended=lambda ended: 0)
+    return talk_with_leader(args, talk, ended=partial(_show_ended, as_json=args.format == "json"))
+
+
+def _show_ended(ended: Ended, *, as_json: bool) -> int:
+    known = {"phase": Phase.ENDED, "ended": ended.outcome, "detail": ended.detail}
+    print(msgspec.json.encode(known).decode() if as_json else describe_ended(ended))
+    return 0
 
 
 def read_status(answer: bytes, where: str) -> JobStatus:

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 from holdfast.launchers.job import LaunchedJob, filled
-from holdfast.launchers.node import node_script
+from holdfast.launchers.node import NUMBER_0, node_script
 
 __all__ = ["Pods", "kubernetes_manifest"]
 
@@ -93,7 +93,7 @@ def kubernetes_manifest(job: LaunchedJob, pods: Pods) -> str:
     Any of its pods may be evicted, and its workers leave. What was killed in one is started again there, as the Job
     waits longer each time before it makes another.
     """
-    script = node_script(job, number='"$JOB_COMPLETION_INDEX"', address='"$POD_IP"', replaced=True)
+    script = node_script(job, number='"$JOB_COMPLETION_INDEX"', address='"$POD_IP"', over=NUMBER_0)
     grace_s = max(_LEAST_GRACE_S, math.ceil(job.notice_s or 0)) + _BEYOND_S
     limits = f"          limits:\n            nvidia.com/gpu: {job.slots}\n" if job.gpus else ""
     return filled(

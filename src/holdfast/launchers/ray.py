@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from holdfast.launchers.job import LaunchedJob, filled
-from holdfast.launchers.node import node_script
+from holdfast.launchers.node import WHOEVER_SAW_IT, node_script
 
 __all__ = ["ray_program"]
 
@@ -11,10 +13,12 @@ _TEXT = r"""# A job that goes on while nodes of a Ray cluster come and go. Made 
 # It is yours to change. Called on the cluster, or by ray job submit, it has Ray start what does not run yet, and ends.
 # holdfast stop ends the job.
 
+import contextlib
 import logging
 import os
 import subprocess
 import threading
+import time
 
 try:
     import ray
@@ -23,7 +27,7 @@ except ImportError:
 from ray.util import get_node_ip_address, get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-NAME = @NAME@
+NAME = @NAME@  # of this run directory
 NODES = @NODES@
 CPUS, GPUS = @CPUS@, @GPUS@  # on each of them
 
@@ -47,9 +51,14 @@ class Node:
 
     def follow(self, number):
         code = self.script.wait()
-        print(f"{NAME}: number {number} has ended with exit code {code}", flush=True)
-        if number == 0 and code in (0, 1):
-            remove_placement_group(get_placement_group(NAME))  # and by that all actors in it
+        print(f"{NAME}: the script of number {number} has ended with exit code {code}", flush=True)
+        while code in (0, 1):  # the job is over: all actors in the group end with it, this one, too
+            with contextlib.suppress(Exception):  # Ray may not answer just now
+                remove_placement_group(get_placement_group(NAME))
+            time.sleep(5)
+        if code != 75:  # else its workers have left: it waits until its node is gone
+            time.sleep(5)
+            os._exit(1)  # Ray makes it anew
 
 
 if __name__ == "__main__":
@@ -60,6 +69,8 @@ if __name__ == "__main__":
         group = get_placement_group(NAME)
     except ValueError:
         group = placement_group([each] * NODES, strategy="STRICT_SPREAD", name=NAME, lifetime="detached")
+    if len(group.bundle_specs) != NODES:
+        raise SystemExit(f"{NAME}: runs on {len(group.bundle_specs)} nodes; end it by holdfast stop first")
     for number in range(NODES):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         Node.options(
@@ -79,10 +90,10 @@ if __name__ == "__main__":
 
 def ray_program(job: LaunchedJob) -> str:
     """Returns the program of Python."""
-    script = node_script(job, number='"$NUMBER"', address='"$ADDRESS"', replaced=True)
+    script = node_script(job, number='"$NUMBER"', address='"$ADDRESS"', over=WHOEVER_SAW_IT)
     parts = {
         "MADE_BY": job.made_by,
-        "NAME": repr(job.name),
+        "NAME": repr(f"{job.name}-{hashlib.sha256(str(job.run_dir).encode()).hexdigest()[:8]}"),
         "NODES": str(job.nodes),
         "CPUS": str(job.slots),
         "GPUS": str(job.slots if job.gpus else 0),

@@ -21,7 +21,12 @@ on_machine() {
     @VARIABLES@
     cd @FOLDER@ || exit
     exec 9> ".$name-$host.lock"
-    flock -n 9 || { echo "$host: runs already"; exit 0; }
+    flock -n -E 99 9
+    case $? in
+        0) ;;
+        99) echo "$host: runs already" && exit 0 ;;
+        *) exit 1 ;;
+    esac
     begin() {
         @CERTIFICATES@
         exec @BEGIN@
@@ -39,7 +44,7 @@ on_machine() {
     }
     export HOLDFAST_NODE=$host
     setsid nohup bash -c "$(declare -p name host first holdfast run_dir slots)
-        $(declare -f begin take_part supervise); supervise" > "$name-$host.log" 2>&1 < /dev/null &
+        $(declare -f begin take_part supervise); supervise" >> "$name-$host.log" 2>&1 < /dev/null &
     echo "$host: started, and writes into $name-$host.log"
 }
 name=@NAME@

@@ -17,5 +17,5 @@ _TEXT = """#!/bin/bash
 
 def torchrun_script(job: LaunchedJob) -> str:
     """Returns the script; called again on a node, it takes part anew."""
-    script = node_script(job, number='"$RANK"', address='"$MASTER_ADDR"', replaced=False)
+    script = node_script(job, number='"$RANK"', address='"$MASTER_ADDR"', over=None)
     return filled(_TEXT, {"MADE_BY": job.made_by, "NODES": str(job.nodes), "SCRIPT": script})

@@ -842,12 +842,13 @@ class EventReader:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._read = 0
+        self._file: tuple[int, int] | None = None
         self._retold = Retold()
 
     def read(self) -> list[Timed]:
         """Returns the events that are new; see :func:`read_events`.
 
-        A log that has become shorter is another one, and is read whole.
+        A log that has become shorter, or is another file, is another one, and is read whole.
         """
         lines = self.read_lines()
         news = [(line.time, line.data) for line in lines if not self._retold.knows(line.data, line.decision)]
@@ -859,8 +860,10 @@ class EventReader:
             parsing(lambda text: StorageError(f"{self._path}: is no log of events: {text}"), OSError),
             self._path.open("rb") as log,
         ):
-            if self._read > os.fstat(log.fileno()).st_size:
+            known = os.fstat(log.fileno())
+            if self._read > known.st_size or self._file not in (None, (known.st_dev, known.st_ino)):
                 self._read, self._retold = 0, Retold()
+            self._file = known.st_dev, known.st_ino
             log.seek(self._read)
             data = log.read()
             *lines, rest = data.split(b"\n")

@@ -73,11 +73,11 @@ class Histogram:
 
 @dataclass(slots=True)
 class _Recovery:
-    """What follows a loss: when that was told, and when each part of the answer was over."""
+    """What follows a loss: when that was told, and when each part of the answer was over, by its generation."""
 
     detected: float
-    agreed: float | None = None
-    rebuilt: float | None = None
+    agreed: tuple[float, int] | None = None
+    rebuilt: tuple[float, int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +87,8 @@ class Figures:
     Attributes:
         job: its name; empty before it has begun.
         steps: that it has.
-        done: steps that are done, counted from the beginning of the run.
+        done: steps that are done, counted from the beginning of the run; fewer when the job goes back to a checkpoint.
+        committed: how often a step was done in this attempt, again included.
         workers: of the whole grid.
         present: those that are there.
         owners: how many workers hold the state of the layer that the fewest hold; None before any do.
@@ -101,6 +102,7 @@ class Figures:
     job: str = ""
     steps: int = 0
     done: int = 0
+    committed: int = 0
     workers: int = 0
     present: Present = field(default_factory=Present)
     owners: int | None = None
@@ -113,10 +115,10 @@ class Figures:
     _began: float = 0.0
     _ended_at: float | None = None
     _first: int = 0
-    _last_step: float | None = None
-    _saved: float | None = None
+    _last: float = 0.0
+    _saved: float = 0.0
     _members: dict[int, int] = field(default_factory=dict)
-    _swapped: dict[tuple[int, int], int] = field(default_factory=dict)
+    _swapped: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     _recovery: _Recovery | None = None
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
@@ -125,10 +127,10 @@ class Figures:
         self.present.hear(event)
         match event:
             case JobStarted():
-                self.job, self.steps, self.workers, self._began = event.name, event.steps, event.workers, at
+                self.job, self.steps, self.workers = event.name, event.steps, event.workers
+                self._began = self._saved = self._last = at
             case Resumed(step=step):
                 self.done = self._first = step
-                self._saved = at
             case Installed(generation=generation, workers=workers, owners=owners):
                 self._members[generation] = len(workers)
                 self.owners = owners
@@ -143,12 +145,12 @@ class Figures:
                 self.failures[failure_kind(how)] += 1
                 if not spare:
                     self._recovery = self._recovery or _Recovery(at)
-            case Agreed(step=step, concluded=concluded):
-                self._commit(step + concluded - 1, at)
+            case Agreed():
+                self._go_on(event.step + event.concluded, at)
                 if self._recovery is not None:
-                    self._recovery.agreed = at
-            case Rebuilt() if self._recovery is not None:
-                self._recovery.rebuilt = at
+                    self._recovery.agreed = at, event.generation
+            case Rebuilt(generation=generation) if self._recovery is not None:
+                self._recovery.rebuilt = at, generation
             case Checkpointed():
                 self._saved = at
             case JobEnded(outcome=outcome):
@@ -156,22 +158,32 @@ class Figures:
 
     def _swap(self, step: int, generation: int, at: float) -> None:
         """A worker has swapped in the results of a step, which is done once all of its generation have."""
-        key = step, generation
-        self._swapped[key] = self._swapped.get(key, 0) + 1
-        if self._swapped[key] == self._members.get(generation):
-            self._commit(step, at)
+        many, latest = self._swapped.get((step, generation), (0, at))
+        self._swapped[step, generation] = many + 1, max(latest, at)
+        if many + 1 == self._members.get(generation):
+            self._commit(step, max(latest, at))
+        if len(self._swapped) > 2 * _BEHIND:
+            self._swapped = {key: each for key, each in self._swapped.items() if key[0] > step - _BEHIND}
+
+    def _go_on(self, step: int, at: float) -> None:
+        """All go on with a step: those before it are done; those from it on are not, and their results are gone."""
+        if step > self.done:
+            self._commit(step - 1, at)
+        self.done = step
 
     def _commit(self, step: int, at: float) -> None:
+        """A step is done, and so are those before it."""
         if step < self.done:
             return
-        if self._last_step is not None:
-            number = step + 1 - self.done
+        number = step + 1 - self.done
+        each_s = max(0.0, at - self._last) / number
+        if self.committed:  # else it is the first one, which waits for much
             for _ in range(number):
-                self.step_s.add((at - self._last_step) / number)
+                self.step_s.add(each_s)
             if self._recovery is None and len(self.present.workers) == self.workers:
-                self._pace.append((at - self._last_step) / number)
-        self.done, self._last_step = step + 1, at
-        self._swapped = {key: many for key, many in self._swapped.items() if key[0] > step - _BEHIND}
+                self._pace.append(each_s)
+        self.committed += number
+        self.done, self._last = step + 1, max(at, self._last)
         self._resume(at)
 
     def _resume(self, at: float) -> None:
@@ -179,8 +191,9 @@ class Figures:
         found = self._recovery
         if found is None or found.agreed is None:
             return
-        rebuilt = found.agreed if found.rebuilt is None else found.rebuilt
-        parts = {"agree": found.agreed - found.detected, "rebuild": rebuilt - found.agreed, "resume": at - rebuilt}
+        agreed, generation = found.agreed
+        rebuilt = max(agreed, found.rebuilt[0]) if found.rebuilt and found.rebuilt[1] == generation else agreed
+        parts = {"agree": agreed - found.detected, "rebuild": rebuilt - agreed, "resume": at - rebuilt}
         for part, seconds in parts.items():
             self.recovery_s[part].add(max(0.0, seconds))
         self._recovery = None
@@ -200,10 +213,10 @@ class Figures:
             return None
         return min(1.0, (self.done - self._first) * statistics.median(self._pace) / elapsed)
 
-    def checkpoint_age(self, now: float) -> float | None:
-        """Returns the seconds since the newest checkpoint was complete; None if there is none."""
-        return None if self._saved is None else max(0.0, now - self._saved)
+    def checkpoint_age(self, now: float) -> float:
+        """Returns the seconds since the newest checkpoint was complete, or since the beginning."""
+        return max(0.0, now - self._saved)
 
-    def idle(self, now: float) -> float | None:
-        """Returns the seconds since the last step was done; None if none was."""
-        return None if self._last_step is None else max(0.0, now - self._last_step)
+    def idle(self, now: float) -> float:
+        """Returns the seconds since the last step was done, or since the beginning."""
+        return max(0.0, now - self._last)

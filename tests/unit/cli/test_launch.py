@@ -1,6 +1,7 @@
 """``holdfast launch``: the file that it writes, and what it says."""
 
 import ast
+import re
 import stat
 import subprocess
 
@@ -207,7 +208,7 @@ def test_a_manifest_is_what_every_kubernetes_takes_that_can_do_it():
 def test_the_first_pod_begins_the_job_and_leaves_at_a_notice():
     script = OnKubernetes("--slots", 2, "--set", CHECKPOINTS, "small.yaml").script
     assert begun_by(script, "POD_IP=10.0.0.7") == leaving("10.0.0.7")
-    assert "cd '/shared/a project' || exit" in script
+    assert "until cd '/shared/a project'; do" in script
     assert "run_dir='/shared/a project/runs/small'" in script
 
 
@@ -281,13 +282,14 @@ def test_ray_is_asked_for_room_and_runs_the_script_on_each_node(folder, device, 
         for target in line.targets
         if isinstance(target, ast.Name)
     }
-    assert (known["NAME"], known["NODES"]) == ("small", 4)
+    assert known["NODES"] == 4
+    assert re.fullmatch("small-[0-9a-f]{8}", known["NAME"])
     assert f"CPUS, GPUS = 2, {gpus}  # on each of them" in text
     script = known["SCRIPT"]
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=True).stderr == ""
     begun = begun_by(script, "ADDRESS=10.0.0.7")
     assert begun == leaving("10.0.0.7") if not gpus else "train.device=cuda" in begun
-    assert "cd '/a '\"'\"''\"'\"''\"'\"'\"\"\"\\folder' || exit" in script or not gpus
+    assert "until cd '/a '\"'\"''\"'\"''\"'\"'\"\"\"\\folder'; do" in script or not gpus
 
 
 def test_what_torchrun_runs_is_to_be_called_by_hand(folder, capsys):

@@ -11,13 +11,16 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import LIMIT_S, until
 
+from holdfast.cli import scraping
 from holdfast.cli.main import main
+from holdfast.cli.scraping import Page, Served, served
 from holdfast.control.certificates import make_certificates
 from holdfast.telemetry.events import Checkpointed, Detected, EventLog, Installed, JobEnded, JobStarted, StepOps
 
@@ -105,7 +108,7 @@ def test_a_run_is_told_in_figures(job, capsys):
     found = printed(job, capsys)
     assert found["holdfast_job_info", 'a "j"'] == 1
     assert found["holdfast_running",] == 1
-    assert found["holdfast_steps_committed_total",] == 3
+    assert (found["holdfast_steps_committed_total",], found["holdfast_steps_done",]) == (3, 3)
     assert found["holdfast_steps",] == 10
     assert (found["holdfast_step_seconds_count",], found["holdfast_step_seconds_bucket", "+Inf"]) == (2, 2)
     assert (found["holdfast_workers", "present"], found["holdfast_workers", "missing"]) == (1, 1)
@@ -139,6 +142,10 @@ def test_names_in_alerts_and_on_the_dashboard_are_those_that_there_are(job, caps
     assert known.keys() - used <= {"holdfast_job_info", "holdfast_step_seconds_count", "holdfast_step_seconds_sum"} | {
         "holdfast_recovery_seconds_bucket"
     }
+    for rule in rules:
+        figure, *_ = re.split(r" and (?:ignoring\(state\) )?holdfast_running == 1$", rule["expr"])
+        assert "holdfast_running" not in figure, "its own value is what a rule tells"
+        assert ("state=" in figure) == ("ignoring(state)" in rule["expr"]), "both sides have the same labels"
     values = {value for rule in rules for value in re.findall(r'(?:kind|state)="([^"]*)"', rule["expr"])}
     told = {value for family in families for sample in family.samples for value in sample.labels.values()}
     assert values <= told
@@ -159,6 +166,7 @@ def test_it_is_served_before_the_job_begins_and_as_it_goes_on(job, serve):
     job.write(JobEnded(outcome="preempted", step=3))
     until(lambda: ask("/readyz") == (503, "the job has ended: preempted\n"))
     assert ask("/") == (404, "there are /metrics, /healthz, /readyz\n")
+    (job.run_dir / "events.jsonl").rename(job.run_dir / "before.jsonl")
     job.step = 0
     job.begin()  # another attempt
     until(lambda: read(ask("/metrics")[1])["holdfast_running",] == 1)
@@ -171,7 +179,9 @@ def test_whoever_shows_no_token_is_told_nothing_of_the_job(job, serve, tmp_path)
     for shown in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}):
         assert ask("/metrics", **shown) == (401, "expected Authorization: Bearer, with the token\n")
     assert ask("/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
-    assert ask("/healthz")[0] == 200
+    assert ask("/healthz") == (200, "ok\n")
+    assert ask("/readyz") == (503, "not ok\n")
+    assert ask("/readyz", Authorization=f"Bearer {TOKEN}") == (503, "no step was done so far\n")
 
 
 def test_beyond_this_machine_it_is_served_with_a_certificate(job, serve, tmp_path):
@@ -193,6 +203,39 @@ def test_who_says_nothing_keeps_nobody_waiting(job, serve, tmp_path):
             for said in (b"", b"GET /metrics HTTP/1.1\r\n", bytes(2000), b"\x16\x03\x01"):
                 stack.enter_context(socket.create_connection((host, int(port)))).sendall(said)
             assert ask("/healthz") == (200, "ok\n")
+
+
+def test_not_more_than_so_many_are_talked_with_at_once_nor_for_long(monkeypatch):
+    monkeypatch.setattr(scraping, "_AT_ONCE", 2)
+    monkeypatch.setattr(scraping, "_PATIENCE_S", 1.0)
+    what = Served(pages={"/": lambda accept: Page("well")}, public=frozenset())
+    with served(what, "127.0.0.1:0") as address, contextlib.ExitStack() as stack:
+        where = urlsplit(address)
+        for _ in range(3):
+            silent = stack.enter_context(socket.create_connection((where.hostname, where.port), LIMIT_S))
+            silent.sendall(b"GET / HTTP/1.1\r\n")
+            stack.callback(lambda silent=silent: hung_up(silent))
+        assert hung_up(silent), "at once"
+        until(lambda: page_at(address) == "well")
+
+
+def hung_up(caller):
+    """Whether the other end has ended the connection; it is waited for."""
+    with contextlib.suppress(ConnectionError):
+        return caller.recv(1) == b""
+    return True
+
+
+def page_at(address):
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=LIMIT_S) as answer:
+        return answer.read().decode()
+
+
+def test_a_page_that_cannot_be_made_is_said_to_be_none(capfd):
+    what = Served(pages={"/": lambda accept: 1 / 0}, public=frozenset())
+    with served(what, "127.0.0.1:0") as address, pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(address, timeout=LIMIT_S)
+    assert "holdfast: / cannot be made: ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_a_log_that_cannot_be_read_is_no_good_health(job, serve, capsys):

@@ -149,7 +149,7 @@ def test_who_asks_while_another_coordinator_takes_over_waits_for_it(asked, capsy
     assert asked(stands_by, AWAY, stands_by, STATUS) == 0
     assert capsys.readouterr().out == tell_status(STATUS) + "\n"
     assert asked(*[stands_by] * 40) == 1
-    text = "holdfast: coordinator at h:7000: not the leader: the job has ended, or its coordinators are gone\n"
+    text = "holdfast: coordinator at h:7000: not the leader: nobody has led for 15 s\n"
     assert capsys.readouterr().err == text
 
 
