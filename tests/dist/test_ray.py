@@ -115,7 +115,7 @@ def test_a_node_is_lost_and_another_one_comes_and_an_actor_is_killed(cluster, ru
     write_job()
     for _ in range(2):  # the second time nothing more is started
         assert main(["launch", "--on", "ray", "--slots", "2", "small.yaml"]) == 0, cluster.story()
-        assert "small: runs on 3 nodes" in capfd.readouterr().out
+        assert ": runs on 3 nodes" in capfd.readouterr().out
     until(lambda: cluster.events(JobStarted), cluster.story)
     cluster.ran(3)
     assert len(cluster.scripts()) == 3
@@ -127,7 +127,21 @@ def test_a_node_is_lost_and_another_one_comes_and_an_actor_is_killed(cluster, ru
         until(lambda: len(cluster.lost()) == 2, cluster.story)
         cluster.has("add", "m3")
         until(lambda: "m3" in cluster.nodes_of(WorkerReady), cluster.story)
-    cluster.scripts()[0].parent().kill()  # its node's workers leave
-    until(lambda: len({event.worker for event in cluster.events(Parted)}) == 2, cluster.story)
+    cluster.scripts()[0].parent().kill()  # its node's workers leave, if Ray does not kill them before
+    until(lambda: len(cluster.lost() | {event.worker for event in cluster.events(Parted)}) == 4, cluster.story)
     assert cluster.summary()["weights_sha256"] == runs.healthy("small", (LONGER,)).weights_sha256
+    until(lambda: not cluster.scripts(), cluster.story)
+
+
+def test_a_job_that_is_stopped_gives_its_nodes_back_though_its_first_one_is_gone(cluster):
+    write_job()
+    assert main(["launch", "--on", "ray", "--slots", "2", "small.yaml"]) == 0, cluster.story()
+    until(lambda: cluster.events(JobStarted), cluster.story)
+    cluster.ran(3)
+    (first,) = cluster.nodes_of(CoordinatorReady)
+    assert cluster.scripts()[0].environ()["HOLDFAST_NODE"] == first
+    cluster.lose(first)
+    cluster.has("remove", first)
+    until(lambda: len(cluster.lost()) == 2, cluster.story)
+    assert "the job has ended: preempted" in cluster.told("stop", cluster.run_dir)
     until(lambda: not cluster.scripts(), cluster.story)

@@ -63,7 +63,7 @@ class Node:
 
 if __name__ == "__main__":
     logging.getLogger("ray.actor").setLevel(logging.ERROR)  # it warns that actors end with their group; they are to
-    ray.init(address="auto", namespace="holdfast")
+    ray.init(address="auto", namespace="holdfast", logging_level=logging.WARNING, log_to_driver=False)
     each = {"CPU": CPUS, "GPU": GPUS} if GPUS else {"CPU": CPUS}
     try:
         group = get_placement_group(NAME)

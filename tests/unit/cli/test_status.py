@@ -158,6 +158,13 @@ def test_a_token_is_needed(capsys):
     assert "--token-file: expected a file with the job's token" in capsys.readouterr().err
 
 
+def test_of_a_job_that_has_ended_machines_are_told_how(tmp_path, monkeypatch, capsys):
+    ended = Ended(outcome="preempted", detail='"why"', step=3, directory="", generations=1, lost_layers=())
+    monkeypatch.setattr(arguments, "reach_in", lambda *args, **more: ended)
+    assert main(["status", str(tmp_path), "--format", "json"]) == 0
+    assert capsys.readouterr().out == '{"phase":"ended","ended":"preempted","detail":"\\"why\\""}\n'
+
+
 def test_a_job_that_has_ended_is_told_by_its_directory(tmp_path, monkeypatch, capsys):
     ended = Ended(outcome="done", detail="", step=9, directory="", generations=1, lost_layers=())
     monkeypatch.setattr(arguments, "reach_in", lambda run_dir, token, tls: ended)
