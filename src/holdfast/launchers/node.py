@@ -43,7 +43,9 @@ while [ -z "$told" ]; do
     @ENDS@
     if [ $((SECONDS - began)) -gt 60 ]; then pause=5; fi
     echo "it has ended with exit code $code: again in $pause s"
-    sleep "$pause"
+    sleep "$pause" &
+    pid=$!
+    wait "$pid"
     if [ "$pause" -lt 300 ]; then pause=$((2 * pause)); fi
 done
 case ${code:-0} in 0 | 1) exit 143 ;; esac  # told behind an end that may not be the last
