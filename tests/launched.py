@@ -51,7 +51,7 @@ class Launched(Cluster):
         return json.loads((self.run_dir / "summary.json").read_text())
 
 
-def write_job():
+def write_job(steps=LONGER):
     """Writes the job's file, ``small.yaml``, into this folder: six workers, whose job waits for one that is held."""
-    job = parse_job(JOBS["small"], (LONGER, "control.hang_s=200", "checkpoint.every=100"))
+    job = parse_job(JOBS["small"], (steps, "control.hang_s=200", "checkpoint.every=100"))
     Path("small.yaml").write_text(dump_job(job))

@@ -185,7 +185,7 @@ def add_launch_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--folder", metavar="DIR", help="the folder of the job, as its machines see it (default: this one's path)"
     )
-    parser.add_argument("--out", metavar="FILE", help="the file (default: NAME.slurm.sh, NAME.kubernetes.yaml)")
+    parser.add_argument("--out", metavar="FILE", help="the file (default: NAME.slurm.sh, NAME.ray.py and so on)")
     parser.add_argument("--dry-run", action="store_true", help="writes the file, and does nothing with it")
     add_overrides(parser, "train.steps=1000")
     parser.add_argument("job", metavar="JOB.yaml|SCRIPT", help="the job file; with --workers, a script of yours")

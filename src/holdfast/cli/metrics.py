@@ -115,6 +115,8 @@ class _Watched:
             if isinstance(event, JobStarted):  # another attempt
                 self._figures = Figures()
             self._figures.hear(at, event)
+        if damages := self._reader.damages():
+            raise StorageError("; ".join(damages))
 
     @contextlib.contextmanager
     def now(self) -> Iterator[tuple[Figures, float]]:
@@ -181,6 +183,10 @@ def _families(figures: Figures, now: float) -> Iterator[Metric]:
     yield InfoMetricFamily("holdfast_job", "The job.", value={"name": figures.job})
     running = bool(figures.job) and not figures.ended
     yield from gauge("running", "1 while the job has begun and has not said that it has ended.", running)
+    ended = GaugeMetricFamily("holdfast_ended", "1 once the job has ended, by how.", labels=["outcome"])
+    if figures.ended:
+        ended.add_metric([figures.ended], 1)
+    yield ended
     text = "How often a step was done in this attempt; one that a checkpoint took back counts again."
     yield CounterMetricFamily("holdfast_steps_committed", text, value=figures.committed)
     yield from gauge("steps_done", "Steps that are done, of the whole run.", figures.done)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from urllib.parse import urlsplit
 
 from holdfast.config.load import is_loopback
@@ -104,6 +105,12 @@ class _Server(ThreadingHTTPServer):
         self._callers: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
 
+    def server_bind(self) -> None:
+        """Binds; who we are called by nobody is asked, which may take long."""
+        TCPServer.server_bind(self)
+        host, port = self.socket.getsockname()[:2]
+        self.server_name, self.server_port = str(host), int(port)
+
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
         """Talks with a caller in a thread of its own; with so many at once that nothing runs short."""
         assert isinstance(request, socket.socket)
@@ -119,15 +126,18 @@ class _Server(ThreadingHTTPServer):
         """Talks with a caller."""
         assert isinstance(request, socket.socket)
         request.settimeout(_PATIENCE_S)
-        try:
-            if self._context is None:
-                super().finish_request(request, client)
-                return
-            with self._context.wrap_socket(request.dup(), server_side=True) as sealed:
-                super().finish_request(sealed, client)
-        finally:
-            with self._lock:
-                self._callers.pop(request, None)
+        if self._context is None:
+            super().finish_request(request, client)
+            return
+        with self._context.wrap_socket(request.dup(), server_side=True) as sealed:
+            super().finish_request(sealed, client)
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """A caller has gone, or is sent away."""
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            self._callers.pop(request, None)
+        super().shutdown_request(request)
 
     def service_actions(self) -> None:
         """Hangs up on who takes too long, however slowly it speaks; called twice a second."""

@@ -11,15 +11,18 @@ __all__ = ["NUMBER_0", "WHOEVER_SAW_IT", "node_script"]
 
 _SCRIPT = r"""@VARIABLES@
 holdfast=(setpriv --pdeathsig TERM "${holdfast[@]}")  # told to go if this script is gone
-until cd @FOLDER@; do sleep 5; done
-
 number=@NUMBER@ told="" pid=""
-before=$(cat "$run_dir/job-id" 2> /dev/null)  # of the attempt that was begun last
 leave() {
     told=yes
     [ -z "$pid" ] || kill -s TERM "$pid"
 }
 trap leave TERM
+until cd @FOLDER@; do
+    [ -z "$told" ] || exit 143
+    sleep 5
+done
+attempt() { cat "$run_dir/job-id" 2> /dev/null; }  # the one that was begun last
+first=$(attempt)
 
 begin() {
     @CERTIFICATES@
@@ -30,7 +33,7 @@ take_part() {
 }
 @FUNCTIONS@pause=5
 while [ -z "$told" ]; do
-    began=$SECONDS
+    began=$SECONDS before=$(attempt)
     if [ "$number" -eq 0 ]; then begin & else take_part & fi
     pid=$!
     [ -z "$told" ] || kill -s TERM "$pid"
@@ -45,18 +48,18 @@ while [ -z "$told" ]; do
     echo "it has ended with exit code $code: again in $pause s"
     sleep "$pause" &
     pid=$!
+    [ -z "$told" ] || kill -s TERM "$pid"
     wait "$pid"
     if [ "$pause" -lt 300 ]; then pause=$((2 * pause)); fi
 done
-case ${code:-0} in 0 | 1) exit 143 ;; esac  # told behind an end that may not be the last
-exit "$code"
+@TOLD@
 """
 
 _REPLACED = r"""case $code in
     75) exit 75 ;;  # its workers have left
     0) if @OVER@; then finish; fi ;;
     1 | 143)
-        if [ "$number" -eq 0 ]; then
+        if [ "$number" -eq 0 ] && [ "$(attempt)" != "$before" ]; then
             case $(ended) in
                 preempted) exit 0 ;;  # by holdfast stop
                 ?*) exit 1 ;;
@@ -70,19 +73,26 @@ _FUNCTIONS = r"""ended() {  # how the job has; nothing if it goes on
         sed -n 's/.*"phase":"ended".*"ended":"\([a-z-]*\).*/\1/p'
 }
 finish() {
-    for _ in {1..60}; do  # whoever has led the job to its end sums up
-        if [ -e "$run_dir/summary.json" ] || [ "$(ended)" != "done" ]; then break; fi
+    [ "$(ended)" = "done" ] || exit 0
+    for _ in {1..3600}; do  # whoever has led the job to its end sums up, once its scripts have ended
+        [ -z "$told" ] || exit 143
+        [ ! -e "$run_dir/summary.json" ] || exit 0
         sleep 1
     done
     exit 0
 }
 """
 
-_ENDS_ITSELF = r'[ "$code" -eq 137 ] || exit "$code"'
+_TOLD = r"""case ${code:-0} in
+    0 | 1) exit 143 ;;  # told behind an end that may not be the last
+    *) exit "$code" ;;
+esac"""
+
+_ENDS_ITSELF, _TOLD_ITSELF = r'[ "$code" -eq 137 ] || exit "$code"', r'exit "${code:-143}"'
 
 NUMBER_0 = '[ "$number" -eq 0 ]'
 """Number 0 alone can tell that nothing is to be done any more."""
-WHOEVER_SAW_IT = f'{NUMBER_0} || {{ [ "$(cat "$run_dir/job-id")" != "$before" ] && sleep 20; }}'
+WHOEVER_SAW_IT = f'{NUMBER_0} || {{ [ "$(attempt)" != "$first" ] && sleep 20; }}'
 """Others can, too, of an attempt that was begun while they were there, if number 0 does not within 20 s."""
 
 
@@ -111,5 +121,6 @@ def node_script(job: LaunchedJob, *, number: str, address: str, over: str | None
         "CERTIFICATES": textwrap.indent(job.make_certificates, "    ").strip() or ":",
         "BEGIN": textwrap.indent(job.begin(listen=address, options="--notice leave"), "    ").strip(),
         "ENDS": textwrap.indent(ends, "    ").strip(),
+        "TOLD": _TOLD_ITSELF if over is None else _TOLD,
     }
     return filled(_SCRIPT, parts)

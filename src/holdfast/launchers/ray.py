@@ -42,7 +42,8 @@ class Node:
     # If its node is gone, Ray makes it anew on another one, and that takes part.
     def __init__(self, number):
         here = ray.get_runtime_context().get_node_id()
-        name = next(node["NodeName"] for node in ray.nodes() if node["NodeID"] == here)
+        names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
+        name = names.get(here, here[:8])
         more = {"NUMBER": str(number), "ADDRESS": get_node_ip_address(), "HOLDFAST_NODE": name}
         # When this process is gone, the script is told to end.
         line = ["setpriv", "--pdeathsig", "TERM", "bash", "-c", SCRIPT]

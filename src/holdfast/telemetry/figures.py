@@ -118,12 +118,15 @@ class Figures:
     _last: float = 0.0
     _saved: float = 0.0
     _members: dict[int, int] = field(default_factory=dict)
-    _swapped: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    _swapped: dict[tuple[int, int], tuple[set[str], float]] = field(default_factory=dict)
+    _agreed: int = 0
     _recovery: _Recovery | None = None
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
     def hear(self, at: float, event: Event) -> None:
         """Takes an event into account; ``at``: when it was, in seconds of the clock by which all are told."""
+        if isinstance(event, Detected):
+            self._lose(at, event)
         self.present.hear(event)
         match event:
             case JobStarted():
@@ -136,16 +139,13 @@ class Figures:
                 self.owners = owners
             case Synced(owners=owners):
                 self.owners = owners
-            case StepOps(step=step, generation=generation):
-                self._swap(step, generation, at)
-            case Ran():
+            case StepOps(step=step):
+                self._swap(step, event, at)
+            case Ran() if event.generation >= self._agreed:
                 for step in range(event.first, event.stop):
                     self._commit(step, event.committed(step, at))
-            case Detected(how=how, spare=spare):
-                self.failures[failure_kind(how)] += 1
-                if not spare:
-                    self._recovery = self._recovery or _Recovery(at)
             case Agreed():
+                self._agreed = max(self._agreed, event.generation)
                 self._go_on(event.step + event.concluded, at)
                 if self._recovery is not None:
                     self._recovery.agreed = at, event.generation
@@ -156,12 +156,22 @@ class Figures:
             case JobEnded(outcome=outcome):
                 self.ended, self._ended_at = outcome, at
 
-    def _swap(self, step: int, generation: int, at: float) -> None:
+    def _lose(self, at: float, lost: Detected) -> None:
+        """A worker is lost; those who take part recover from that, if it did."""
+        self.failures[failure_kind(lost.how)] += 1
+        if lost.worker in self.present.workers and not lost.spare:
+            self._recovery = self._recovery or _Recovery(at)
+
+    def _swap(self, step: int, event: StepOps, at: float) -> None:
         """A worker has swapped in the results of a step, which is done once all of its generation have."""
-        many, latest = self._swapped.get((step, generation), (0, at))
-        self._swapped[step, generation] = many + 1, max(latest, at)
-        if many + 1 == self._members.get(generation):
-            self._commit(step, max(latest, at))
+        if event.generation < self._agreed:  # it is seen late: what of it stands was said when all agreed
+            return
+        who, latest = self._swapped.setdefault((step, event.generation), (set(), at))
+        who.add(event.worker)
+        latest = max(latest, at)
+        self._swapped[step, event.generation] = who, latest
+        if len(who) == self._members.get(event.generation):
+            self._commit(step, latest)
         if len(self._swapped) > 2 * _BEHIND:
             self._swapped = {key: each for key, each in self._swapped.items() if key[0] > step - _BEHIND}
 

@@ -134,6 +134,10 @@ class StoryReader:
         logs = self._logs.values()
         return [(self._told_until, Notice(worker=f"agent on {log.node}", text=gap)) for log in logs if (gap := log.gap)]
 
+    def damages(self) -> list[str]:
+        """Returns why logs of other machines cannot be read further, if any cannot."""
+        return [f"node {log.node}: {log.damage}" for log in self._logs.values() if log.damage]
+
     def now(self) -> float:
         """Returns what the clock of the story shows now, as well as this machine can tell."""
         here = time.monotonic()

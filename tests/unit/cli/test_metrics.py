@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import select
 import socket
 import ssl
 import subprocess
@@ -120,7 +121,7 @@ def test_a_run_is_told_in_figures(job, capsys):
     assert 0 <= found["holdfast_step_age_seconds",] < LIMIT_S
     job.write(JobEnded(outcome="done", step=3))
     found = printed(job, capsys)
-    assert found["holdfast_running",] == 0
+    assert (found["holdfast_running",], found["holdfast_ended", "done"]) == (0, 1)
     assert ("holdfast_step_age_seconds",) not in found
 
 
@@ -130,6 +131,9 @@ def test_names_in_alerts_and_on_the_dashboard_are_those_that_there_are(job, caps
     job.write(Checkpointed(step=2, url="u"))
     assert main(["metrics", str(job.run_dir)]) == 0
     families = [*text_string_to_metric_families(capsys.readouterr().out)]
+    job.write(JobEnded(outcome="lost", step=2))
+    assert main(["metrics", str(job.run_dir)]) == 0
+    families += text_string_to_metric_families(capsys.readouterr().out)
     known = {sample.name: sample.labels for family in families for sample in family.samples}
     rules = [
         rule for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
@@ -159,8 +163,8 @@ def test_it_is_served_before_the_job_begins_and_as_it_goes_on(job, serve):
     assert read(ask("/metrics")[1])["holdfast_running",] == 0
     job.begin()
     job.steps(2)
-    until(lambda: ask("/readyz") == (200, "ok\n"))
-    assert read(ask("/metrics")[1])["holdfast_steps_committed_total",] == 2
+    until(lambda: read(ask("/metrics")[1])["holdfast_steps_committed_total",] == 2)
+    assert ask("/readyz") == (200, "ok\n")
     job.steps(1)
     until(lambda: read(ask("/metrics")[1])["holdfast_steps_committed_total",] == 3)
     job.write(JobEnded(outcome="preempted", step=3))
@@ -205,18 +209,43 @@ def test_who_says_nothing_keeps_nobody_waiting(job, serve, tmp_path):
             assert ask("/healthz") == (200, "ok\n")
 
 
-def test_not_more_than_so_many_are_talked_with_at_once_nor_for_long(monkeypatch):
+@pytest.fixture
+def pages():
+    """A page, served; returns where."""
+    with served(Served(pages={"/": lambda accept: Page("well")}, public=frozenset()), "127.0.0.1:0") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def caller_of(address):
+    """Somebody who begins to ask."""
+    where = urlsplit(address)
+    with socket.create_connection((where.hostname, where.port), LIMIT_S) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\n")
+        yield caller
+
+
+def test_not_more_than_so_many_are_talked_with_at_once(pages, monkeypatch):
     monkeypatch.setattr(scraping, "_AT_ONCE", 2)
+    monkeypatch.setattr(scraping, "_PATIENCE_S", 10 * LIMIT_S)
+    with caller_of(pages), caller_of(pages), caller_of(pages) as third:
+        assert hung_up(third)
+    until(lambda: page_at(pages) == "well")
+
+
+def test_who_speaks_slowly_is_not_listened_to_for_long(pages, monkeypatch):
     monkeypatch.setattr(scraping, "_PATIENCE_S", 1.0)
-    what = Served(pages={"/": lambda accept: Page("well")}, public=frozenset())
-    with served(what, "127.0.0.1:0") as address, contextlib.ExitStack() as stack:
-        where = urlsplit(address)
-        for _ in range(3):
-            silent = stack.enter_context(socket.create_connection((where.hostname, where.port), LIMIT_S))
-            silent.sendall(b"GET / HTTP/1.1\r\n")
-            stack.callback(lambda silent=silent: hung_up(silent))
-        assert hung_up(silent), "at once"
-        until(lambda: page_at(address) == "well")
+    with caller_of(pages) as caller:
+        until(lambda: speaks_in_vain(caller))
+
+
+def speaks_in_vain(caller):
+    """Says a little; returns whether the other end has ended the connection."""
+    try:
+        caller.sendall(b"X")
+    except ConnectionError:
+        return True
+    return bool(select.select([caller], [], [], 0.05)[0]) and hung_up(caller)
 
 
 def hung_up(caller):
@@ -236,6 +265,15 @@ def test_a_page_that_cannot_be_made_is_said_to_be_none(capfd):
     with served(what, "127.0.0.1:0") as address, pytest.raises(urllib.error.HTTPError, match="500"):
         urllib.request.urlopen(address, timeout=LIMIT_S)
     assert "holdfast: / cannot be made: ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_log_of_another_machine_that_cannot_be_read_is_no_good_health(job, capsys):
+    job.begin()
+    other = job.run_dir / "node-n2"
+    other.mkdir()
+    (other / "events-abc-def.jsonl").write_text("no log of events\n")
+    assert main(["metrics", str(job.run_dir)]) == 2
+    assert "node n2: " in capsys.readouterr().err
 
 
 def test_a_log_that_cannot_be_read_is_no_good_health(job, serve, capsys):

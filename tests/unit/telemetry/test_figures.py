@@ -110,6 +110,27 @@ def test_a_recovery_has_three_parts():
     assert figures.failures["process"] == 2
 
 
+def test_nobody_recovers_from_the_loss_of_one_who_had_not_come():
+    figures = heard(STARTED, formed(1.0, workers=("0.0",)), lost(1.5), *steps([2.0, 3.0], workers=("0.0",)))
+    agreed = (9.5, Agreed(generation=2, step=2, recomputed_microbatches=0))
+    for at, event in (lost(9.0, worker="0.0"), formed(9.2, 2), agreed, *steps([10.0], 2, 2)):
+        figures.hear(at, event)
+    assert observed(figures.recovery_s["agree"]) == (1, 0.5)
+    assert figures.failures["process"] == 2
+
+
+def test_what_an_older_generation_is_seen_late_to_have_done_is_not_done():
+    back = (5.0, Agreed(generation=2, step=1, recomputed_microbatches=0))
+    late = steps([4.0], 2)
+    figures = heard(STARTED, formed(1.0), *steps([2.0, 3.0]), formed(4.6, 2), back, *late)
+    assert (figures.done, figures.committed) == (1, 2)
+
+
+def test_a_line_that_is_read_twice_counts_once():
+    one, _ = steps([2.0])
+    assert heard(STARTED, formed(1.0), one, one).done == 0
+
+
 def test_goodput_is_the_share_at_the_pace_of_a_job_in_which_nothing_fails():
     figures = heard(STARTED, formed(2.0), *steps([3.0, 4.0, 5.0, 6.0]))
     assert figures.goodput(6.0) == pytest.approx(4 / 6)

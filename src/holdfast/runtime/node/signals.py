@@ -15,12 +15,24 @@ from types import FrameType
 from holdfast.runtime.node.forks import SERVER
 from holdfast.runtime.node.kin import send, stop_below
 
-__all__ = ["ONE_NOTICE_S", "Interrupted", "Signals"]
+__all__ = ["ONE_NOTICE_S", "Interrupted", "Signals", "notice_from_cloud"]
 
 ONE_NOTICE_S = 1.0
 """So long after the first one, more of them are the same notice: it is sent to a process and then to its group, say."""
 _NOTICES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What a service manager, a terminal that is closed or a batch system sends before it ends a job."""
+
+
+class _Cloud:
+    """Whether the next SIGTERM is a notice of :func:`notice_from_cloud`."""
+
+    speaks = False
+
+
+def notice_from_cloud() -> None:
+    """Sends this process SIGTERM, for a cloud that takes its machine away: the system may send it for that, too."""
+    _Cloud.speaks = True
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Interrupted(Exception):
@@ -52,6 +64,8 @@ class Signals:
     _on_notice: Callable[[], None] | None = None
     _wake: Callable[[], None] = lambda: None
     _thinking: bool = False
+    _said_twice: bool = False
+    """Whether one more SIGTERM is the notice that a cloud has given already."""
 
     def check(self) -> None:
         """Raises Interrupted if a signal came that ends the job."""
@@ -110,11 +124,15 @@ class Signals:
     def _take_notice(self, number: int) -> None:
         """A checkpoint is made first, where that can be. Of what comes within a moment of the first, it is all one."""
         now = time.monotonic()
-        if now - self._noticed < ONE_NOTICE_S:
+        by_cloud, _Cloud.speaks = _Cloud.speaks, False
+        self._said_twice = self._said_twice or by_cloud
+        if now - self._noticed < ONE_NOTICE_S or (by_cloud and self.notice is not None):
             return
         if (tell := self._on_notice) is not None:
             self._on_notice, self.notice, self._noticed = None, number, now
             tell()
+        elif number == signal.SIGTERM and self.notice is not None and self._said_twice and not by_cloud:
+            self._said_twice, self._noticed = False, now
         elif self.notice is None or number == signal.SIGTERM:  # the others are never sent twice to say it once more
             self._noticed = now
             self._interrupt(number)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 
 from holdfast.errors import ConfigError
 from holdfast.plain import one_line
+from holdfast.runtime.node.signals import notice_from_cloud
 
 __all__ = ["CLOUDS", "Cloud", "find", "watched"]
 
@@ -39,11 +38,13 @@ class Cloud:
     Attributes:
         name: of the cloud.
         url: where its metadata is.
+        here: asks what only this cloud answers so, soon; raises as :meth:`ask` does.
         notice: returns what it says of this machine's end, for people; "" while it says nothing.
     """
 
     name: str
     url: str
+    here: Callable[[Get], object]
     notice: Callable[[Get], str]
 
     def ask(self) -> str:
@@ -53,11 +54,11 @@ class Cloud:
             OSError: it does not answer.
             ValueError: it answers something else than it should.
         """
+        return self.notice(self.get)
 
-        def get(path: str, headers: Mapping[str, str], method: str = "GET") -> str:
-            return _text(f"{self.url}{path}", headers, method)
-
-        return self.notice(get)
+    def get(self, path: str, headers: Mapping[str, str], method: str = "GET") -> str:
+        """Returns what it answers; "": there is nothing of that name."""
+        return _text(f"{self.url}{path}", headers, method)
 
 
 def _text(url: str, headers: Mapping[str, str], method: str) -> str:
@@ -75,11 +76,15 @@ def _text(url: str, headers: Mapping[str, str], method: str) -> str:
         raise OSError(f"{url}: {error!r}") from None
 
 
-def _aws(get: Get) -> str:
+def _aws_session(get: Get) -> str:
     session = get("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     if not session:
         raise ValueError("it gives no token (IMDSv2)")
-    said = get("/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": session})
+    return session
+
+
+def _aws(get: Get) -> str:
+    said = get("/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": _aws_session(get)})
     if not said:
         return ""
     found = _mapping(said)
@@ -95,14 +100,23 @@ def _gcp(get: Get) -> str:
     return "it is preempted" if said == "TRUE" else ""
 
 
+def _azure_name(get: Get) -> str:
+    name = get("/metadata/instance/compute/name?api-version=2021-02-01&format=text", {"Metadata": "true"}).strip()
+    if not name:
+        raise ValueError("it names no machine")
+    return name
+
+
 def _azure(get: Get) -> str:
-    headers = {"Metadata": "true"}
-    name = get("/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers).strip()
-    events = _mapping(get("/metadata/scheduledevents?api-version=2020-07-01", headers)).get("Events")
+    name = _azure_name(get)
+    said = get("/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"})
+    events = _mapping(said).get("Events")
     if not isinstance(events, list):
         raise ValueError("it names no Events")
     for event in events:
-        if isinstance(event, dict) and event.get("EventType") in _TAKEN and name in (event.get("Resources") or ()):
+        if not isinstance(event, dict) or event.get("EventType") not in _TAKEN:
+            continue
+        if isinstance(named := event.get("Resources"), list) and name in named:
             return f"{event['EventType']}, not before {event.get('NotBefore') or 'now'}"
     return ""
 
@@ -115,9 +129,9 @@ def _mapping(text: str) -> dict[str, object]:
 
 
 CLOUDS = {
-    "aws": Cloud("aws", _LOCAL, _aws),
-    "gcp": Cloud("gcp", "http://metadata.google.internal", _gcp),
-    "azure": Cloud("azure", _LOCAL, _azure),
+    "aws": Cloud("aws", _LOCAL, _aws_session, _aws),
+    "gcp": Cloud("gcp", "http://metadata.google.internal", _gcp, _gcp),
+    "azure": Cloud("azure", _LOCAL, _azure_name, _azure),
 }
 
 
@@ -133,46 +147,66 @@ def find(text: str) -> Cloud:
     name, equals, url = text.partition("=")
     if name in CLOUDS:
         cloud = CLOUDS[name]
-        return Cloud(name, url.rstrip("/"), cloud.notice) if equals else cloud
+        return replace(cloud, url=url.rstrip("/")) if equals else cloud
     if text != "auto":
         raise ConfigError(f"--preempt {text}: expected {', '.join(CLOUDS)} or auto")
     for cloud in CLOUDS.values():
         with contextlib.suppress(OSError, ValueError):
-            cloud.ask()
+            cloud.here(cloud.get)
             return cloud
     raise ConfigError(f"--preempt auto: no metadata service answers; expected a machine of {', '.join(CLOUDS)}")
 
 
 @contextlib.contextmanager
 def watched(cloud: Cloud | None, tell: Callable[[str], None]) -> Iterator[None]:
-    """Sends this process SIGTERM, once, when its machine is to be taken away; until left.
+    """Gives this process notice, once, when its machine is to be taken away; until left.
 
     Args:
         cloud: that says so; None: none is asked.
         tell: told what it says, and once if it does not answer; in a thread of its own.
     """
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(cloud, tell, over), name="spot", daemon=True)
-    if cloud is not None:
-        thread.start()
+    watch = _Watch(cloud, tell) if cloud is not None else None
+    if watch is not None:
+        threading.Thread(target=watch.go_on, name="spot", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        if watch is not None:
+            watch.end()
 
 
-def _watch(cloud: Cloud, tell: Callable[[str], None], over: threading.Event) -> None:
-    silent = False
-    while not over.is_set():
-        try:
-            said, silent = cloud.ask(), False
-        except (OSError, ValueError) as error:
-            said = ""
-            if not silent:
-                tell(f"{cloud.name} does not say whether this machine is to be taken away: {one_line(str(error))}")
-            silent = True
-        if said and not over.is_set():
-            tell(f"{cloud.name} takes this machine away: {one_line(said)}")
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        over.wait(_EVERY_S)
+class _Watch:
+    """Asks again and again, in a thread of its own."""
+
+    def __init__(self, cloud: Cloud, tell: Callable[[str], None]) -> None:
+        self._cloud, self._tell = cloud, tell
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """From now on nobody is given notice."""
+        with self._lock:
+            self._over.set()
+
+    def go_on(self) -> None:
+        """Asks until there is a notice, or nobody is interested any more."""
+        silent = False
+        while not self._over.is_set():
+            try:
+                said, silent = self._cloud.ask(), False
+            except Exception as error:  # noqa: BLE001  whatever it may answer, it is to be asked again
+                said = ""
+                if not silent:
+                    self._say(f"does not say whether this machine is to be taken away: {error}")
+                silent = True
+            if said:
+                with self._lock:
+                    if not self._over.is_set():
+                        notice_from_cloud()
+                self._say(f"takes this machine away: {said}")
+                return
+            self._over.wait(_EVERY_S)
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or the disk is full
+            self._tell(one_line(f"{self._cloud.name} {text}"))
