@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from holdfast.telemetry.shown import shown
 from holdfast.telemetry.story import EVENTS, StoryReader
 from holdfast.telemetry.underway import Underway, recent, underway
 
-__all__ = ["Runner", "follow", "tell_underway", "who_runs"]
+__all__ = ["Runner", "follow", "read_news", "tell_underway", "who_runs"]
 
 _LOOK_S = 1.0
 _EVERY_S = 10.0
@@ -49,6 +49,20 @@ def who_runs(run_dir: Path) -> Runner | None:
         return Runner(None) if led_elsewhere(run_dir) else None
     except HoldfastError as error:
         raise ConfigError(f"{run_dir}: whether its job goes on elsewhere is not known: {error}") from None
+
+
+def read_news(reader: StoryReader, run_dir: Path) -> list[Timed]:
+    """Returns the events of a run that its reader has not told yet, fit to be shown.
+
+    Raises:
+        ConfigError: its logs are none, or cannot be read.
+    """
+    try:
+        timed = reader.read()
+    except StorageError as error:
+        raise ConfigError(str(error)) from None
+    with parsing(lambda text: ConfigError(f"{run_dir / EVENTS}: is no log of events: {text}")):
+        return [(at, shown(event)) for at, event in timed]
 
 
 def tell_underway(who: Runner, job: Underway) -> str:
@@ -118,7 +132,7 @@ class _Follower:
         if not self._log.is_file():
             self._check_begins(who)
             return None
-        news = self._news()
+        news = read_news(self._reader, self._run_dir)
         for at, event in news:
             self._show_event(at, event)
         now = self._reader.now()
@@ -160,14 +174,6 @@ class _Follower:
         if who is None and (self._looked or not self._run_dir.is_dir()):
             raise ConfigError(f"{self._run_dir}: is no run directory, it has no events.jsonl")
         self._looked = True
-
-    def _news(self) -> Sequence[Timed]:
-        try:
-            timed = self._reader.read()
-        except StorageError as error:
-            raise ConfigError(str(error)) from None
-        with parsing(lambda text: ConfigError(f"{self._log}: is no log of events: {text}")):
-            return [(at, shown(event)) for at, event in timed]
 
     def _show_event(self, at: float, event: Event) -> None:
         self._origin = at if self._origin is None else self._origin

@@ -8,7 +8,7 @@ import time
 from itertools import starmap
 from pathlib import Path
 
-from holdfast.cli.following import Runner, follow, tell_underway, who_runs
+from holdfast.cli.following import Runner, follow, read_news, tell_underway, who_runs
 from holdfast.cli.ways_shown import tell_technique, tell_way, tell_way_in_full
 from holdfast.control.chain.opening import plans_in
 from holdfast.core.plan import Plan
@@ -158,12 +158,8 @@ def _read(run_dir: Path) -> tuple[list[Timed], float]:
         ConfigError: its logs are none, or cannot be read.
     """
     reader = StoryReader(run_dir)
-    try:
-        timed = [*reader.read(), *reader.gaps()]
-    except StorageError as error:
-        raise ConfigError(str(error)) from None
-    with parsing(lambda text: ConfigError(f"{run_dir / EVENTS}: is no log of events: {text}")):
-        return [(time, shown(event)) for time, event in timed], reader.now()
+    news = read_news(reader, run_dir)
+    return [*news, *((at, shown(gap)) for at, gap in reader.gaps())], reader.now()
 
 
 def _text(timed: list[tuple[float, Event]], *, every: bool, running: str) -> str:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.cli.arguments import check_address, token_from
+from holdfast.cli.following import read_news
 from holdfast.cli.scraping import Page, Served, served
-from holdfast.errors import ConfigError, StorageError
-from holdfast.parsing import parsing
+from holdfast.errors import ConfigError
 from holdfast.telemetry.events import JobStarted
 from holdfast.telemetry.figures import Figures, Histogram
-from holdfast.telemetry.shown import shown
 from holdfast.telemetry.story import EVENTS, StoryReader
 
 if TYPE_CHECKING:
@@ -103,20 +102,18 @@ class _Watched:
             try:
                 self._read()
                 self.damage = ""
-            except (StorageError, ConfigError, OSError) as error:
+            except (ConfigError, OSError) as error:
                 self.damage = str(error)
 
     def _read(self) -> None:
         if not (self._run_dir / EVENTS).is_file():  # the job is yet to begin
             return
-        with parsing(lambda text: ConfigError(f"{self._run_dir / EVENTS}: is no log of events: {text}")):
-            news = [(at, shown(event)) for at, event in self._reader.read()]
-        for at, event in news:
+        for at, event in read_news(self._reader, self._run_dir):
             if isinstance(event, JobStarted):  # another attempt
                 self._figures = Figures()
             self._figures.hear(at, event)
         if damages := self._reader.damages():
-            raise StorageError("; ".join(damages))
+            raise ConfigError("; ".join(damages))
 
     @contextlib.contextmanager
     def now(self) -> Iterator[tuple[Figures, float]]:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,7 +56,7 @@ class Served:
     insecure: bool = False
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(what: Served, address: str) -> Iterator[str]:
     """Serves pages until left; gives the address at which they are.
 

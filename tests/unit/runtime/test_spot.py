@@ -126,3 +126,9 @@ def test_who_cannot_be_told_is_given_notice_all_the_same(name, server, sigterm):
 def test_another_cloud_is_refused(text):
     with pytest.raises(ConfigError, match=f"--preempt {text}: expected aws, gcp, azure or auto"):
         find(text)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1", "https://127.0.0.1"])
+def test_another_url_is_refused(url):
+    with pytest.raises(ConfigError, match=f"--preempt aws={url}: expected aws=http://HOST"):
+        find(f"aws={url}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from http.client import HTTPException
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError
 from holdfast.plain import one_line
@@ -62,18 +62,19 @@ class Cloud:
 
 
 def _text(url: str, headers: Mapping[str, str], method: str) -> str:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine, behind no proxy
-    try:
-        with opener.open(urllib.request.Request(url, headers=dict(headers), method=method), timeout=_LIMIT_S) as answer:
-            text: str = answer.read(_MOST_BYTES).decode()
-            return text
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 404:
-                return ""
-        raise OSError(f"{url}: {error.code} {error.reason}") from None
-    except HTTPException as error:
-        raise OSError(f"{url}: {error!r}") from None
+    where = urlsplit(url)
+    with contextlib.closing(HTTPConnection(where.netloc, timeout=_LIMIT_S)) as connection:
+        try:
+            connection.request(method, f"{where.path}?{where.query}" if where.query else where.path, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read(_MOST_BYTES).decode()
+        except HTTPException as error:
+            raise OSError(f"{url}: {error!r}") from None
+    if answer.status == HTTPStatus.NOT_FOUND:
+        return ""
+    if answer.status != HTTPStatus.OK:
+        raise OSError(f"{url}: {answer.status} {answer.reason}")
+    return text
 
 
 def _aws_session(get: Get) -> str:
@@ -142,10 +143,12 @@ def find(text: str) -> Cloud:
         text: its name, with ``=URL`` behind it if its service is elsewhere; ``auto``: the first that answers.
 
     Raises:
-        ConfigError: there is none of that name, or none answers.
+        ConfigError: there is none of that name, or at such a URL, or none answers.
     """
     name, equals, url = text.partition("=")
     if name in CLOUDS:
+        if equals and not url.startswith("http://"):
+            raise ConfigError(f"--preempt {text}: expected {name}=http://HOST[:PORT]")
         cloud = CLOUDS[name]
         return replace(cloud, url=url.rstrip("/")) if equals else cloud
     if text != "auto":
