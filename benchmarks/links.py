@@ -1,4 +1,4 @@
-"""Messages and sums between processes: links, without and with TLS, next to torch's own process group (Gloo), by
+"""Messages and sums between processes: links, in the clear and sealed, next to torch's own process group (Gloo), by
 turns: latency and processor time.
 
 One worker sends a message to another, which sends it back: half of that is the latency of a message. Then 2 to 8
@@ -15,14 +15,10 @@ import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from holdfast.config.job import Tls
-from holdfast.control.certificates import make_certificates
 from holdfast.control.messages import Hello
 from holdfast.control.peer_directory import PeerDirectory
-from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
 from holdfast.core.nodes import NodeId, Process
@@ -32,7 +28,9 @@ from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import MessageKey, SumKey
 from measure import Recorder, print_table, progress, ratio_interval
 
-CARRIERS = ("links", "tls", "gloo")
+CARRIERS = ("links", "sealed", "gloo")
+_AGAINST = {"links": "gloo", "sealed": "links"}
+"""What the time of a carrier is divided by."""
 _SIZES = tuple(1024 << shift for shift in range(0, 13, 2))
 _OWNERS = (2, 3, 4, 6, 8)
 TARGET_MEAN, TARGET_CELL = 0.6, 1.15
@@ -43,14 +41,12 @@ def main() -> int:
     options = _options()
     recorder = Recorder("links", vars(options))
     with tempfile.TemporaryDirectory(prefix="holdfast-links-") as folder:
-        ca, cert, key = map(str, make_certificates(Path(folder) / "certificates", ("127.0.0.1",)))
-        tls = Tls(ca=ca, cert=cert, key=key)
         for repetition in range(options.repetitions):
             for owners in options.owners:
                 for carrier in CARRIERS[:: 1 if repetition % 2 else -1]:
                     recorder.begin()
                     meeting = f"{folder}/{carrier}-{owners}-{repetition}"
-                    for row in _measure(carrier, tls, owners, meeting, options):
+                    for row in _measure(carrier, owners, meeting, options):
                         recorder.add(carrier=carrier, owners=owners, repetition=repetition, **row)
                 progress(f"run {repetition + 1}/{options.repetitions}, {owners} workers")
     summary = _summary(recorder.rows)
@@ -68,13 +64,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(carrier: str, tls: Tls, owners: int, meeting: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure(carrier: str, owners: int, meeting: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Starts the workers, lets them measure, and returns what they found for every size."""
     workers = tuple(WorkerId(number, 0) for number in range(owners))
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     for worker in workers:
         pipes[worker], theirs = context.Pipe()
-        arguments = (carrier, tls, worker, workers, meeting, options.sizes, options.seconds, theirs)
+        arguments = (carrier, worker, workers, meeting, options.sizes, options.seconds, theirs)
         processes.append(context.Process(target=_work, args=arguments, daemon=True))
         processes[-1].start()
         theirs.close()
@@ -122,7 +118,6 @@ def _relay(
 
 def _work(
     carrier: str,
-    tls: Tls,
     worker: WorkerId,
     workers: tuple[WorkerId, ...],
     meeting: str,
@@ -143,7 +138,7 @@ def _work(
     if carrier == "gloo":
         transport = _ProcessGroup(worker, len(workers), meeting)
     else:
-        transport = LinkTransport(worker, tls=link_contexts(tls) if carrier == "tls" else None)
+        transport = LinkTransport(worker, sealed=carrier == "sealed")
         pipe.send(("here", transport.here))
         threading.Thread(target=listen, daemon=True).start()
     pairs = {(a, b) for a in workers for b in workers if a < b}
@@ -263,15 +258,15 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             values = {carrier: [row[measure] for row in by[carrier]] for carrier in CARRIERS}
             for carrier, measured in values.items():
                 entry[f"{carrier}_{measure}"] = statistics.median(measured)
-            for carrier in CARRIERS[:-1]:
-                pairs = list(zip(values[carrier], values["gloo"], strict=True))
+            for carrier, other in _AGAINST.items():
+                pairs = list(zip(values[carrier], values[other], strict=True))
                 entry[f"{carrier}_ratio_{measure}"] = ratio_interval(pairs).to_json()
         found.append(entry)
     return found
 
 
 def _show(summary: list[dict[str, Any]]) -> None:
-    header = ["what", "workers", "KiB", "links ms", "TLS", "Gloo", "links / Gloo [95 %]", "TLS / Gloo", "CPU", "of TLS"]
+    header = ["what", "workers", "KiB", "links ms", "sealed", "Gloo", "links / Gloo [95 %]", "sealed / links", "CPU"]
     table = []
     for row in summary:
         ratio = row["links_ratio_wall_s"]
@@ -282,17 +277,15 @@ def _show(summary: list[dict[str, Any]]) -> None:
                 str(row["bytes"] // 1024),
                 *(f"{1000 * row[f'{carrier}_wall_s']:.3f}" for carrier in CARRIERS),
                 f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
-                f"{row['tls_ratio_wall_s']['median']:.2f}",
-                *(f"{row[f'{carrier}_ratio_cpu_s']['median']:.2f}" for carrier in CARRIERS[:-1]),
+                *(f"{row[f'sealed_ratio_{measure}']['median']:.2f}" for measure in ("wall_s", "cpu_s")),
             ]
         )
-    print_table("Links, and links with TLS, next to Gloo", header, table)
-    for carrier in CARRIERS[:-1]:
+    print_table("Links, and sealed links, next to Gloo", header, table)
+    for carrier, other in _AGAINST.items():
         for measure in ("wall_s", "cpu_s"):
             ratios = [row[f"{carrier}_ratio_{measure}"]["median"] for row in summary]
-            print(
-                f"{carrier}, {measure}: geometric mean {statistics.geometric_mean(ratios):.2f}, worst {max(ratios):.2f}"
-            )
+            mean, worst = statistics.geometric_mean(ratios), max(ratios)
+            print(f"{carrier} / {other}, {measure}: geometric mean {mean:.2f}, worst {worst:.2f}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from tests.processes import process_of
 from tests.waiting import LIMIT_S
 
 import holdfast.errors
-from holdfast.control.certificates import make_certificates
 from holdfast.control.messages import Hello, Here
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.core.ids import WorkerId
@@ -121,7 +120,8 @@ class Peer:
 class LinkCluster:
     """Over links, between workers in processes of their own."""
 
-    folder = ""
+    sealed = False
+    hello_bytes, answer_bytes = 64, 48
 
     def __init__(self):
         self._processes = {}
@@ -138,7 +138,7 @@ class LinkCluster:
     def start(self, worker):
         ours, theirs = FORKS.Pipe()
         given = {
-            "init_globals": {"connection": theirs, "worker": worker, "folder": self.folder},
+            "init_globals": {"connection": theirs, "worker": worker, "sealed": self.sealed},
             "run_name": "transport_worker",
         }
         process = ForkedProcess(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
@@ -189,12 +189,11 @@ class LinkCluster:
         return msgspec.structs.replace(peer, here=msgspec.structs.replace(peer.here, address=address))
 
 
-class TlsCluster(LinkCluster):
-    """Over links with TLS."""
+class SealedCluster(LinkCluster):
+    """Over links that nobody else can read."""
 
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = str(folder)
+    sealed = True
+    hello_bytes, answer_bytes = 96, 80
 
 
 class MemoryCluster:
@@ -248,17 +247,9 @@ class StagedCluster(MemoryCluster):
         return StagedTransport(super()._transport(worker), Elsewhere())
 
 
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory):
-    """A folder with what both ends of a link show."""
-    folder = tmp_path_factory.mktemp("certificates") / "certs"
-    make_certificates(folder, ("127.0.0.1",))
-    return folder
-
-
 CLUSTERS = {
     "links": LinkCluster,
-    "tls": TlsCluster,
+    "sealed": SealedCluster,
     "memory": MemoryCluster,
     "delayed": DelayedCluster,
     "staged": StagedCluster,
@@ -267,8 +258,7 @@ CLUSTERS = {
 
 @pytest.fixture(params=list(CLUSTERS))
 def cluster(request):
-    given = [request.getfixturevalue("certificates")] if request.param == "tls" else []
-    made = CLUSTERS[request.param](*given)
+    made = CLUSTERS[request.param]()
     yield made
     made.end()
 
@@ -281,8 +271,16 @@ def links():
 
 
 @pytest.fixture
-def tls(certificates):
-    made = TlsCluster(certificates)
+def sealed():
+    made = SealedCluster()
+    yield made
+    made.end()
+
+
+@pytest.fixture(params=["links", "sealed"])
+def either(request):
+    """Links, in the clear and sealed."""
+    made = CLUSTERS[request.param]()
     yield made
     made.end()
 

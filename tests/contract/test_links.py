@@ -19,13 +19,16 @@ from holdfast.core.instructions import Payload, Receive, Reduction
 from holdfast.core.summing import SumSize
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
+from holdfast.runtime.transport.links import sealing
 from holdfast.runtime.transport.links.handshake import dialing
 from holdfast.runtime.transport.links.wire import HEADER_BYTES, Chunk, Kind, Label
 from holdfast.runtime.transport.port import Expected, MessageKey
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
-HELLO = b"holdfast link 1\n"
-HELLO_BYTES, ANSWER_BYTES, PROOF_BYTES = 64, 48, 32
+HELLO = {False: b"holdfast link 1\n", True: b"holdfast seal 1\n"}
+PROOF_BYTES = 32
+SEAL_BYTES = 4 + 16
+"""A record of a sealed link is longer than what it holds by its size and its tag."""
 
 
 def key(microbatch=0, generation=1, step=0):
@@ -156,8 +159,8 @@ def listened_to(links, change=None, sits=OnTheLine):
         line.close()
 
 
-def test_links_stay_while_generations_come_and_go(links):
-    peers = a, b = [links.start(worker) for worker in (A, B)]
+def test_links_stay_while_generations_come_and_go(either):
+    peers = a, b = [either.start(worker) for worker in (A, B)]
     build(peers, 1)
     exchange(a, b, 1)
     again(peers, 2)
@@ -229,36 +232,38 @@ def test_that_the_old_process_had_come_says_nothing_of_the_new_one(links):
     exchange(a, b, 2)
 
 
-def test_a_stranger_who_says_what_a_worker_said_is_sent_away(links):
+def test_a_stranger_who_says_what_a_worker_said_is_sent_away(either):
     """A recorded handshake is worth nothing: the other end draws another number each time."""
-    with listened_to(links) as (a, b, line):
+    with listened_to(either) as (a, b, line):
         build([a, b], 1)
         exchange(a, b, 1)
         (heard,) = line.heard
-        hello, proof = bytes(heard[:HELLO_BYTES]), bytes(heard[HELLO_BYTES : HELLO_BYTES + PROOF_BYTES])
+        size = either.hello_bytes
+        hello, proof = bytes(heard[:size]), bytes(heard[size : size + PROOF_BYTES])
         before = b.do("open_files")
         for said in (hello + proof, hello + bytes(PROOF_BYTES)):
-            with caller(links, B) as stranger:
+            with caller(either, B) as stranger:
                 stranger.sendall(said)
-                assert len(receive(stranger, ANSWER_BYTES)) == ANSWER_BYTES
+                assert len(receive(stranger, either.answer_bytes)) == either.answer_bytes
                 assert receive(stranger, 1) == b"", "it is hung up on"
         until(lambda: b.do("open_files") == before)
         again([a, b], 2)
         exchange(a, b, 2)
 
 
-def test_a_worker_cannot_speak_as_another(links):
+def test_a_worker_cannot_speak_as_another(either):
     """C knows the key that it shares with B; that proves nothing of A."""
-    a, b, _ = peers = [links.start(worker) for worker in (A, B, C)]
+    a, b, _ = peers = [either.start(worker) for worker in (A, B, C)]
     build(peers, 1)
-    to_b = links.told[C][B]
-    with caller(links, B) as stranger:
-        said = HELLO + name(A) + here(links, A).nonce + bytes(16)
+    to_b = either.told[C][B]
+    with caller(either, B) as stranger:
+        share = sealing.Share().public if either.sealed else b""
+        said = HELLO[either.sealed] + name(A) + here(either, A).nonce + bytes(16) + share
         stranger.sendall(said)
-        said += name(B) + to_b.here.nonce + receive(stranger, ANSWER_BYTES)[:16]
+        said += name(B) + to_b.here.nonce + receive(stranger, either.answer_bytes)[:-PROOF_BYTES]
         stranger.sendall(hmac.digest(to_b.key, b"dialer" + said, "sha256"))
         assert receive(stranger, 1) == b"", "hung up on"
-    handshake(links, C, here(links, C).nonce, to_b).close()
+    handshake(either, C, here(either, C).nonce, to_b).close()
     again([a, b], 2)
     exchange(a, b, 2)
 
@@ -266,14 +271,17 @@ def test_a_worker_cannot_speak_as_another(links):
 def handshake(links, worker, nonce, peer, then=b""):
     """Calls as somebody whose key we know, and says something; returns the open connection."""
     stranger = caller(links, peer.worker)
-    speaking, came = dialing(worker, nonce, peer), None
+    speaking, came = dialing(worker, nonce, peer, sealing.Share if links.sealed else None), None
     try:
         while True:
             turn = speaking.send(came)
             stranger.sendall(turn.send)
             came = receive(stranger, turn.read)
-    except StopIteration:
-        stranger.sendall(then)
+    except StopIteration as end:
+        if links.sealed and then:
+            end.value.seal.sending(stranger).sendmsg([memoryview(then)])
+        else:
+            stranger.sendall(then)
         return stranger
 
 
@@ -295,10 +303,8 @@ def receive(connection, size):
 GARBAGE = random.Random(0)
 
 
-@pytest.mark.parametrize("kind", ["links", "tls"])
-def test_garbage_and_silence_cost_little_and_disturb_nobody(request, kind):
-    links = request.getfixturevalue(kind)
-    peers = a, b = [links.start(worker) for worker in (A, B)]
+def test_garbage_and_silence_cost_little_and_disturb_nobody(either):
+    peers = a, b = [either.start(worker) for worker in (A, B)]
     build(peers, 1)
     for peer in peers:
         peer.do("limit_files", 1024)
@@ -307,38 +313,38 @@ def test_garbage_and_silence_cost_little_and_disturb_nobody(request, kind):
     with contextlib.ExitStack() as silent:
         for number in range(1100):
             for worker in (A, B):
-                connection = silent.enter_context(caller(links, worker))
+                connection = silent.enter_context(caller(either, worker))
                 if number % 2:
                     connection.sendall(GARBAGE.randbytes(number % 50))
         for number in range(10_000):
-            with caller(links, (A, B)[number % 2]) as connection, contextlib.suppress(ConnectionError):
+            with caller(either, (A, B)[number % 2]) as connection, contextlib.suppress(ConnectionError):
                 connection.sendall(GARBAGE.randbytes(100))
         for peer, (files, used) in zip(peers, before, strict=True):
             assert peer.do("open_files") <= files + 64 + 1, "and one who is just being let in"
             assert memory(peer) < used + (16 << 20)
         again(peers, 2)
         exchange(a, b, 2)
-    newcomer = links.start(C)
+    newcomer = either.start(C)
     again([a, b, newcomer], 3)
     exchange(a, newcomer, 3)
 
 
-def test_stolen_hellos_do_not_keep_a_worker_from_its_peers(links):
+def test_stolen_hellos_do_not_keep_a_worker_from_its_peers(either):
     """48 who say what A has said, from its address and from others, and then nothing."""
-    with listened_to(links) as (a, b, line):
+    with listened_to(either) as (a, b, line):
         build([a, b], 1)
-        stolen, before = bytes(line.heard[0][:HELLO_BYTES]), b.do("open_files")
+        stolen, before = bytes(line.heard[0][: either.hello_bytes]), b.do("open_files")
         with contextlib.ExitStack() as strangers:
             open_ones = []
             for number in range(48):
-                open_ones.append(strangers.enter_context(caller(links, B, f"127.0.0.{1 + number % 3}")))
+                open_ones.append(strangers.enter_context(caller(either, B, f"127.0.0.{1 + number % 3}")))
                 open_ones[-1].sendall(stolen)
-            answers = {receive(each, ANSWER_BYTES) for each in open_ones}
+            answers = {receive(each, either.answer_bytes) for each in open_ones}
             assert len(answers) == 48, "each is asked something else"
             line.cut()
             for generation in (2, 3):
                 again([a, b], heal([a, b], 10 * generation) + 1)
-            c = links.start(C)
+            c = either.start(C)
             again([a, b, c], 40)
             exchange(c, b, 40)
             assert {receive(each, 1) for each in open_ones} == {b""}, "hung up on"
@@ -346,17 +352,15 @@ def test_stolen_hellos_do_not_keep_a_worker_from_its_peers(links):
         until(lambda: b.do("open_files") <= before + links_of_c)
 
 
-@pytest.mark.parametrize("kind", ["links", "tls"])
-def test_a_worker_without_descriptors_waits_for_some_and_lets_others_in_then(request, kind):
-    links = request.getfixturevalue(kind)
-    peers = a, b = [links.start(worker) for worker in (A, B)]
+def test_a_worker_without_descriptors_waits_for_some_and_lets_others_in_then(either):
+    peers = a, b = [either.start(worker) for worker in (A, B)]
     build(peers, 1)
     b.do("limit_files", b.do("open_files") + 6)
     with contextlib.ExitStack() as strangers:
         for _ in range(40):
-            strangers.enter_context(caller(links, B))
-        c = links.start(C)
-        assert here(links, C)
+            strangers.enter_context(caller(either, B))
+        c = either.start(C)
+        assert here(either, C)
         again(peers, 2)
         exchange(a, b, 2)
         for peer in peers:
@@ -395,7 +399,7 @@ def test_a_link_that_is_cut_ends_its_generation_and_no_more(links, how):
 
 
 @pytest.mark.parametrize("after", [10, 70, 100, 140, 200, 5_000, 70_000, 300_000])
-def test_what_was_cut_off_is_not_taken_for_whole(links, after):
+def test_what_was_cut_off_is_not_taken_for_whole(either, after):
     """In the greeting, in a header, in the middle of a message; the next generation connects anew."""
     passed, values = 0, list(range(100_000))
 
@@ -409,9 +413,10 @@ def test_what_was_cut_off_is_not_taken_for_whole(links, after):
         line.ends.set()
         return data[: len(data) - (passed - after)]
 
-    with listened_to(links, change) as (a, b, line):
+    with listened_to(either, change) as (a, b, line):
         builds = begin([a, b], 1)
-        if after > HELLO_BYTES + PROOF_BYTES + HEADER_BYTES:
+        greeting = either.hello_bytes + PROOF_BYTES
+        if after > greeting + HEADER_BYTES + (SEAL_BYTES if either.sealed else 0):
             assert [build.error() for build in builds] == [None, None]
             b.do("post", "in", key(), A, "int64", (len(values),))
             a.call("send", key(), B, "int64", values).error()
@@ -429,7 +434,7 @@ def test_bytes_that_change_their_order_are_not_taken(links):
 
     def change(data):
         seen.extend(data)
-        begin_at = HELLO_BYTES + PROOF_BYTES + HEADER_BYTES
+        begin_at = links.hello_bytes + PROOF_BYTES + HEADER_BYTES
         chunk = HEADER_BYTES + (1 << 20)
         if len(seen) <= begin_at:
             return data
@@ -447,20 +452,32 @@ def test_bytes_that_change_their_order_are_not_taken(links):
         assert "chunk 2 where 1 was to come" in str(error)
 
 
-def test_messages_on_a_slow_line_come_whole(links):
+def test_only_both_ends_can_read_what_goes_over_a_sealed_link(either):
+    secret = random.Random(0).randbytes(4096)
+    values = [secret[at] for at in range(len(secret))]
+    with listened_to(either) as (a, b, line):
+        build([a, b], 1)
+        a.do("send", key(), B, "uint8", values)
+        b.do("post", "in", key(), A, "uint8", (len(values),))
+        assert b.do("wait", "in") == ("uint8", values)
+        (heard,) = line.heard
+        assert (secret in heard, secret[:16] in heard) == (not either.sealed, not either.sealed)
+
+
+def test_messages_on_a_slow_line_come_whole(either):
     def change(data):
         time.sleep(0.002)
         return data
 
-    with listened_to(links, change) as (a, b, _line):
+    with listened_to(either, change) as (a, b, _line):
         build([a, b], 1)
         for generation in (1, 2):
             exchange(a, b, generation, tuple(range(30_000)))
             again([a, b], generation + 1)
 
 
-def test_whoever_does_not_read_holds_nobody_up(links):
-    peers = a, b = [links.start(worker) for worker in (A, B)]
+def test_whoever_does_not_read_holds_nobody_up(either):
+    peers = a, b = [either.start(worker) for worker in (A, B)]
     build(peers, 1)
     values = list(range(100_000))
     os.kill(b.pid, signal.SIGSTOP)
@@ -473,9 +490,9 @@ def test_whoever_does_not_read_holds_nobody_up(links):
 
 
 @pytest.fixture
-def stopped(links):
+def stopped(either):
     """A that has more to send than goes on the line, and B that reads nothing; B goes on by a signal."""
-    peers = a, b = [links.start(worker) for worker in (A, B)]
+    peers = a, b = [either.start(worker) for worker in (A, B)]
     build(peers, 1)
     os.kill(b.pid, signal.SIGSTOP)
     for number in range(20):
@@ -504,12 +521,12 @@ def test_draining_ends_with_its_generation(stopped):
     assert isinstance(draining.error(), StaleGeneration)
 
 
-def test_draining_tells_what_was_lost(stopped, links):
+def test_draining_tells_what_was_lost(stopped, either):
     """Also what was lost before anybody asked; what is said in the next generation is whole."""
     a, _ = stopped
     draining = a.call("drain")
     assert draining.is_blocked()
-    links.kill(B)
+    either.kill(B)
     assert isinstance(draining.error(), PeerLost)
     assert isinstance(a.call("drain").error(), PeerLost)
     a.abort(1)
@@ -540,14 +557,14 @@ def test_draining_tells_what_was_lost(stopped, links):
         "a long slice",
     ],
 )
-def test_a_worker_that_says_what_cannot_be_is_hung_up_on(links, chunk):
+def test_a_worker_that_says_what_cannot_be_is_hung_up_on(either, chunk):
     """Somebody who knows C's key speaks as C."""
-    a, b = [links.start(worker) for worker in (A, B)]
-    assert here(links, B)
-    to_b = links.pretend(C)[B]
+    a, b = [either.start(worker) for worker in (A, B)]
+    assert here(either, B)
+    to_b = either.pretend(C)[B]
     before = memory(b)
     build([a, b], 1)
-    with handshake(links, C, bytes(16), to_b, chunk.pack() + bytes(64)) as speaking:
+    with handshake(either, C, bytes(16), to_b, chunk.pack() + bytes(64)) as speaking:
         assert receive(speaking, 1) == b""
     assert memory(b) < before + (64 << 20)
     exchange(a, b, 1)
@@ -573,11 +590,10 @@ UNPLANNED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["links", "tls"])
 @pytest.mark.parametrize("case", UNPLANNED)
-def test_what_the_plan_does_not_have_ends_the_link(request, kind, case):
-    links, (keys, size, why) = request.getfixturevalue(kind), UNPLANNED[case]
-    a, b = [links.start(worker) for worker in (A, B)]
+def test_what_the_plan_does_not_have_ends_the_link(either, case):
+    keys, size, why = UNPLANNED[case]
+    a, b = [either.start(worker) for worker in (A, B)]
     builds = begin([a, b], 1, None, expected((0, 1000), (1, 1000)))
     assert [each.error() for each in builds] == [None, None]
     b.do("post", "awaited", key(1, step=9), A, "int64", (1000,))
@@ -624,7 +640,7 @@ def test_whoever_comes_before_another_step_is_found_out(links):
 
 
 class Tamperer(OnTheLine):
-    """Strikes one chunk that A sends, or one record of TLS, counted from when it is armed.
+    """Strikes one chunk that A sends, or one record, counted from when it is armed.
 
     Attributes:
         struck: whether it did.
@@ -658,6 +674,8 @@ class Tamperer(OnTheLine):
                     self.ends.set()
                     self.ended.clear()
                     yield unit[: len(unit) // 2]
+                case "change":
+                    yield unit[:-1] + bytes([unit[-1] ^ 1])
                 case "half-close":
                     yield unit[: len(unit) // 2]
                     return
@@ -672,22 +690,21 @@ def exactly(source, size):
     return data
 
 
-def chunks(source):
-    """The greeting in one, then every chunk."""
-    yield exactly(source, HELLO_BYTES)
-    yield exactly(source, PROOF_BYTES)
-    while True:
-        header = exactly(source, HEADER_BYTES)
-        yield header + exactly(source, Chunk.unpack(header).size)
+def units(links):
+    """What is struck as a whole: the greeting, then each chunk, or each record of a sealed link."""
+
+    def each(source):
+        yield exactly(source, links.hello_bytes)
+        yield exactly(source, PROOF_BYTES)
+        while True:
+            header = exactly(source, 4 if links.sealed else HEADER_BYTES)
+            size = int.from_bytes(header, "big") if links.sealed else Chunk.unpack(header).size
+            yield header + exactly(source, size)
+
+    return each
 
 
-def records(source):
-    while True:
-        header = exactly(source, 5)
-        yield header + exactly(source, int.from_bytes(header[3:], "big"))
-
-
-LONG = {"links": 40_000, "tls": 3_000}
+LONG = 40_000
 
 
 def talk(a, b, generation, size):
@@ -725,14 +742,12 @@ def come_of(done, peers, generation):
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["awaited", "not yet awaited"])
-@pytest.mark.parametrize("kind", ["links", "tls"])
-def test_enter_is_said_again_where_the_link_breaks_under_it(request, kind, waits):
+def test_enter_is_said_again_where_the_link_breaks_under_it(either, waits):
     """As one does that was broken for long, and nobody knew: the first who sends on it finds out.
 
     Nor is anything lost for who waits for the other already: nothing of this generation was said on that link.
     """
-    links, unit = request.getfixturevalue(kind), {"links": chunks, "tls": records}[kind]
-    with listened_to(links, unit, Tamperer) as (a, b, line):
+    with listened_to(either, units(either), Tamperer) as (a, b, line):
         build([a, b], 1)
         exchange(a, b, 1)
         for peer in (a, b):
@@ -757,12 +772,19 @@ def heal(peers, generation):
     raise AssertionError("no generation stands")
 
 
-@pytest.mark.parametrize("kind", ["links", "tls"])
 @pytest.mark.parametrize("action", ["drop", "delay", "reorder", "cut", "half-close"])
-def test_whatever_is_done_to_any_message_gives_the_right_bits_or_an_error(request, kind, action):
+def test_whatever_is_done_to_any_message_gives_the_right_bits_or_an_error(either, action):
     """Of what is dropped, the next message tells; there always is one, if only ENTER of the next generation."""
-    links, unit = request.getfixturevalue(kind), {"links": chunks, "tls": records}[kind]
-    with listened_to(links, unit, Tamperer) as (a, b, line):
+    strike_each(either, action)
+
+
+def test_what_is_changed_on_its_way_is_found_out(sealed):
+    strike_each(sealed, "change")
+
+
+def strike_each(links, action):
+    """Does it to one chunk or record after another of a generation of its own, until there is none more to strike."""
+    with listened_to(links, units(links), Tamperer) as (a, b, line):
         generation, index, line.struck = 1, -1, True
         while line.struck:
             generation = heal([a, b], generation)
@@ -771,7 +793,7 @@ def test_whatever_is_done_to_any_message_gives_the_right_bits_or_an_error(reques
                 peer.abort(generation)
             index, generation = index + 1, generation + 1
             line.arm(action, index)
-            failed = come_of(talk(a, b, generation, LONG[kind]), (a, b), generation)
+            failed = come_of(talk(a, b, generation, LONG), (a, b), generation)
             assert action != "delay" or not failed
             for peer in (a, b):
                 peer.abort(generation)

@@ -158,7 +158,7 @@ def test_a_sum_tells_when_it_is_there(cluster):
     assert a.do("ready", "alone") is True
 
 
-@pytest.mark.parametrize("cluster", ["links", "tls", "memory"], indirect=True)
+@pytest.mark.parametrize("cluster", ["links", "sealed", "memory"], indirect=True)
 def test_what_has_come_outlives_its_generation(cluster):
     """Also while another message is still awaited."""
     a, b = built(cluster, A, B)

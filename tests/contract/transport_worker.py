@@ -11,8 +11,6 @@ import threading
 
 import torch
 
-from holdfast.config.job import Tls
-from holdfast.control.tls import link_contexts
 from holdfast.core.instructions import Reduction
 from holdfast.core.summing import Total, plain
 from holdfast.core.tensorspec import TensorSpec
@@ -138,26 +136,25 @@ def _work(calls, target, say):
             say("done", number, result)
 
 
-def links_of(worker, folder):
-    """Makes the links of a worker, with the certificates of a folder if it has a name."""
+def links_of(worker, sealed):
+    """Makes the links of a worker."""
 
     def make(say):
-        files = {name: f"{folder}/{name}.pem" for name in ("ca", "cert", "key")}
-        transport = LinkTransport(worker, tls=link_contexts(Tls(**files)) if folder else None)
+        transport = LinkTransport(worker, sealed=sealed)
         say("here", os.getpid(), transport.here)
         return transport
 
     return make
 
 
-def main(connection, worker, folder):
+def main(connection, worker, sealed):
     """Entry point of a process; it ends without waiting for threads that a test left behind."""
     try:
         torch.set_num_threads(1)
-        serve(connection, links_of(worker, folder))
+        serve(connection, links_of(worker, sealed))
     finally:
         os._exit(0)
 
 
 if __name__ == "transport_worker":
-    main(connection, worker, folder)  # noqa: F821 - given by who runs this file
+    main(connection, worker, sealed)  # noqa: F821 - given by who runs this file

@@ -635,7 +635,7 @@ class Control(_Plain, frozen=True, kw_only=True):
             started again waits for those it knows of.
         restart_delay_s: before a dead coordinator is started again.
         restart_window_s: six deaths of it within this time end the job.
-        tls: certificates; null: connections are in the clear.
+        tls: certificates of control connections; links between workers are sealed then. null: all is in the clear.
         insecure: a ``host`` other than this machine's own may be used without ``tls``, though the job's token travels
             in the clear.
         store: where decisions are kept: ``sqlite`` (in the run directory); or, so that several coordinators see them,

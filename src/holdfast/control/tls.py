@@ -6,15 +6,15 @@ import contextlib
 import re
 import ssl
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
 from holdfast.config.job import Tls
 from holdfast.control.certificates import ANY_HOST
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, installing
 
-__all__ = ["channel_credentials", "Caller", "check_tls", "link_contexts", "server_credentials"]
+__all__ = ["channel_credentials", "Caller", "check_tls", "server_credentials"]
 
 _FIRST = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 """Of a chain, the certificate of whoever shows it."""
@@ -48,48 +48,22 @@ def _is_for_any_host(cert: bytes) -> bool:
     return False
 
 
-class _AnyHost(ssl.SSLContext):
-    """What callers present and demand where one certificate is shown on all hosts."""
-
-    def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
-        """See ssl.SSLContext.wrap_socket; the host's own name is of no account."""
-        return super().wrap_socket(*args, **{**more, "server_hostname": ANY_HOST})
-
-    def wrap_bio(self, *args: Any, **more: Any) -> ssl.SSLObject:
-        """See ssl.SSLContext.wrap_bio; the host's own name is of no account."""
-        return super().wrap_bio(*args, **{**more, "server_hostname": ANY_HOST})
-
-
-def link_contexts(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """What either end of a link between two workers presents and demands: who is called, and who calls.
-
-    Raises:
-        ConfigError: a file cannot be read or used.
-    """
-    called, calls = _context(tls, ssl.PROTOCOL_TLS_SERVER), _calling(tls)
-    called.num_tickets = 0  # a link is never resumed
-    return called, calls
-
-
-def _calling(tls: Tls) -> ssl.SSLContext:
-    return _context(
-        tls, ssl.PROTOCOL_TLS_CLIENT, _AnyHost if _is_for_any_host(_read("cert", tls.cert)) else ssl.SSLContext
-    )
-
-
 def check_tls(tls: Tls, host: str) -> None:
     """Shakes hands with itself, in memory, so that what is wrong is told before any process is started.
 
     Raises:
-        ConfigError: a file cannot be read or used, or the certificate is not one that the other end will accept.
+        ConfigError: a file cannot be read or used, the certificate is not one that the other end will accept, or links
+            between workers cannot be sealed here.
     """
+    _check_sealing()
     for name, path in _files(tls):
         _read(name, path)
-    server, client = _context(tls, ssl.PROTOCOL_TLS_SERVER), _calling(tls)
+    server, client = _context(tls, ssl.PROTOCOL_TLS_SERVER), _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+    name = ANY_HOST if _is_for_any_host(_read("cert", tls.cert)) else host
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         server.wrap_bio(to_server, to_client, server_side=True),
-        client.wrap_bio(to_client, to_server, server_hostname=host),
+        client.wrap_bio(to_client, to_server, server_hostname=name),
     )
     try:
         for _ in range(4):  # more turns than a handshake has
@@ -109,8 +83,18 @@ def _advance(end: ssl.SSLObject) -> None:
         return
 
 
-def _context(tls: Tls, side: ssl._SSLMethod, kind: type[ssl.SSLContext] = ssl.SSLContext) -> ssl.SSLContext:
-    context = kind(side)
+def _check_sealing() -> None:
+    """Looks for what seals links between workers: not all that holds a certificate is made by ``holdfast certs``."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise ConfigError(f"control.tls: needs the package cryptography; {installing('tls')}") from None
+    if not hasattr(AESGCM, "encrypt_into"):
+        raise ConfigError(f"control.tls: needs the package cryptography, 47 or newer; {installing('tls')}")
+
+
+def _context(tls: Tls, side: ssl._SSLMethod) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(tls.ca)

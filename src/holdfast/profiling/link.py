@@ -10,7 +10,6 @@ import torch
 
 from holdfast.config.job import Job
 from holdfast.control.messages import Here, Peer
-from holdfast.control.tls import link_contexts
 from holdfast.control.token import pair_key
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
@@ -70,9 +69,7 @@ def answer_messages(job: Job, pipe: Connection, rounds: int) -> None:
 def _connect(job: Job, end: int, pipe: Connection) -> LinkTransport:
     """A link to the other end and one from it, by a key that is no secret: both end with the measurement."""
     ours, theirs = _PAIR[end], _PAIR[1 - end]
-    transport = LinkTransport(
-        ours, host=job.control.host, tls=link_contexts(job.control.tls) if job.control.tls else None
-    )
+    transport = LinkTransport(ours, host=job.control.host, sealed=job.control.tls is not None)
     pipe.send_bytes(msgspec.msgpack.encode(transport.here))
     here = msgspec.msgpack.decode(pipe.recv_bytes(), type=Here)
     key = pair_key("", (ours, transport.here.nonce), (theirs, here.nonce))

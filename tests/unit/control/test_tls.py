@@ -2,11 +2,11 @@
 
 import asyncio
 import queue
-import socket
 import stat
+import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -17,12 +17,12 @@ from tests.waiting import LIMIT_S
 from holdfast.cli.main import main
 from holdfast.config.job import Tls
 from holdfast.config.load import parse_job
-from holdfast.control.certificates import ANY_HOST, make_certificates
+from holdfast.control.certificates import make_certificates
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
 from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import Attached, Hello, encode, pack
-from holdfast.control.tls import channel_credentials, check_tls, link_contexts, server_credentials
+from holdfast.control.tls import channel_credentials, check_tls, server_credentials
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.recovery.rules import JobRules
@@ -186,6 +186,20 @@ def test_a_missing_file_is_named_with_its_key(ours, name):
         check_tls(changed(ours, **{name: "/nowhere"}), HOST)
 
 
+AEAD = "cryptography.hazmat.primitives.ciphers.aead"
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"),
+    [(None, "the package cryptography; pip install"), (SimpleNamespace(AESGCM=object), "cryptography, 47 or newer")],
+    ids=["none", "an old one"],
+)
+def test_certificates_of_ones_own_need_what_seals_links(ours, monkeypatch, there, wanted):
+    monkeypatch.setitem(sys.modules, AEAD, there)
+    with pytest.raises(ConfigError, match=rf"^control\.tls: needs .*{wanted}.* 'holdfast\[tls\]'"):
+        check_tls(ours, HOST)
+
+
 def test_files_that_do_not_fit_are_named(ours, theirs, expired, tmp_path):
     text = tmp_path / "text"
     text.write_text("hello")
@@ -233,17 +247,6 @@ def test_of_no_host_in_particular_it_must_still_be_of_our_authority(tmp_path, an
     service.end()
     with pytest.raises(ConfigError, match="is not accepted for n1"):
         check_tls(changed(anywhere, ca=ours.ca), "n1")
-
-
-@pytest.mark.parametrize("host", [HOST, "10.0.0.1"])
-def test_links_look_for_that_name_too(anywhere, host):
-    called, calls = link_contexts(anywhere)
-    ends = socket.socketpair()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(called.wrap_socket, ends[0], server_side=True)
-        with calls.wrap_socket(ends[1], server_hostname=host) as secure, answer.result(LIMIT_S):
-            assert secure.server_hostname == ANY_HOST
-            assert secure.getpeercert()["subjectAltName"] == (("DNS", ANY_HOST),)
 
 
 # holdfast certs

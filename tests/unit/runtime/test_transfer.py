@@ -19,9 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.waiting import LIMIT_S, until
 
-from holdfast.config.job import Tls
-from holdfast.control.certificates import make_certificates
-from holdfast.control.tls import link_contexts
 from holdfast.core.ids import WorkerId
 from holdfast.errors import ReplicaDiverged, StaleGeneration, StateUnavailable
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
@@ -355,17 +352,10 @@ def test_long_layers_go_in_slices_of_a_chunk(start, get):
     assert holder.asked() == 6
 
 
-@pytest.fixture(scope="module")
-def contexts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certificates")
-    make_certificates(folder, ["127.0.0.1"])
-    return link_contexts(Tls(**{name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}))
-
-
-def test_with_certificates_it_speaks_tls_and_nothing_else(contexts, reader, get):
+def test_a_sealed_link_is_sealed_at_both_ends_or_is_none(reader, get):
     layers = {0: layer_bytes(0, 3 << 20)}
-    ours = LinkTransport(READER, tls=contexts)
-    holder = Near(A, ours, tls=contexts).keep(layers)
+    ours = LinkTransport(READER, sealed=True)
+    holder = Near(A, ours, sealed=True).keep(layers)
     try:
         offers, stop = {A: holder.offer}, threading.Event()
         found = fetch(ours.slices, offers, layers, generation=1, stop=stop, stretch_bytes=1 << 20)

@@ -22,7 +22,6 @@ from holdfast.control.awake import AwakeClock
 from holdfast.control.client import ControlClient
 from holdfast.control.detection import PATIENCE
 from holdfast.control.messages import Dormant, Failure, Hello, Here, Leaving, Remark, Shutdown, StateAt
-from holdfast.control.tls import link_contexts
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.devices.device import HOST, Device
@@ -203,13 +202,13 @@ class WorkerProcess:
         self._client.close()
 
     def _make_driver(self, parts: StageParts) -> Driver:
-        spec, tls = self._spec, self._spec.job.control.tls
+        spec, control = self._spec, self._spec.job.control
         exchange = RelayExchange(spec.worker, self._client.send)
         links = LinkTransport(
             spec.worker,
             host=spec.host,
-            silent_s=spec.job.control.silent_s,
-            tls=link_contexts(tls) if tls else None,
+            silent_s=control.silent_s,
+            sealed=control.tls is not None,
             memory=self._device.memory,
         )
         self._here = links.here

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.tensors import settle_thread
 from holdfast.runtime.transport.links.dialer import Dialer
-from holdfast.runtime.transport.links.handshake import NONCE_BYTES, listening
+from holdfast.runtime.transport.links.handshake import NONCE_BYTES, Draw, listening
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.listener import Listener
 from holdfast.runtime.transport.links.loop import EventLoop
@@ -23,6 +22,9 @@ from holdfast.runtime.transport.links.reader import SCRATCH_BYTES, Reader
 from holdfast.runtime.transport.links.sender import Sender, look_s
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import Kind, Label
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.sealing import Receiving
 
 __all__ = ["ConnectionManager"]
 
@@ -38,7 +40,7 @@ class ConnectionManager:
         inbox: where goes what comes of a step.
         host: the address to listen on, at a free port.
         silent_s: how long another worker's host may leave what is sent to it without acknowledging anything.
-        tls: for who is called and for who calls; None: links are in the clear.
+        sealed: whether only both ends can read what goes over a link; it needs the package ``cryptography``.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class ConnectionManager:
         *,
         host: str,
         silent_s: float,
-        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        sealed: bool = False,
     ) -> None:
         self.slices = Slices(self.send)
         self._inbox = inbox
@@ -64,11 +66,15 @@ class ConnectionManager:
         self._readers: dict[WorkerId, Reader] = {}
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._asked_busy = False
-        called, calling = tls or (None, None)
+        draw: Draw | None = None
+        if sealed:
+            from holdfast.runtime.transport.links.sealing import Share
+
+            draw = Share
         self._loop = EventLoop()
-        self._dialer = Dialer(self._loop, worker, nonce, calling)
-        dialogue = partial(listening, worker, nonce, self._peers.known)
-        self._listener = Listener(self._loop, host, dialogue, called, self._take_up)
+        self._dialer = Dialer(self._loop, worker, nonce, draw)
+        dialogue = partial(listening, worker, nonce, self._peers.known, draw)
+        self._listener = Listener(self._loop, host, dialogue, self._take_up)
         self.here = Here(address=self._listener.address, nonce=nonce)
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
@@ -176,7 +182,7 @@ class ConnectionManager:
             sender.look(self._silent_s)
         self._loop.after(look_s(self._silent_s), self._look_out)
 
-    def _take_up(self, connection: socket.socket, peer: Peer) -> None:
+    def _take_up(self, connection: Receiving, peer: Peer) -> None:
         """Somebody who has proved to be a worker sends to us from now on."""
         if before := self._readers.pop(peer.worker, None):
             before.close()

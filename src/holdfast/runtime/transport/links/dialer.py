@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING
 
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
-from holdfast.runtime.transport.links.handshake import dialing
+from holdfast.runtime.transport.links.handshake import Draw, Met, dialing
 from holdfast.runtime.transport.links.loop import EventLoop
 from holdfast.runtime.transport.links.opening import Opening, family_of
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.sealing import Sending
 
 __all__ = ["Dialer"]
 
@@ -23,13 +25,18 @@ class Dialer:
         loop: which waits for them.
         worker: who we are.
         nonce: of our process.
-        tls: what we speak; None: links are in the clear.
+        draw: see dialing.
     """
 
-    def __init__(self, loop: EventLoop, worker: WorkerId, nonce: bytes, tls: ssl.SSLContext | None) -> None:
-        self._loop, self._worker, self._nonce, self._tls = loop, worker, nonce, tls
+    def __init__(self, loop: EventLoop, worker: WorkerId, nonce: bytes, draw: Draw | None) -> None:
+        self._loop, self._worker, self._nonce, self._draw = loop, worker, nonce, draw
 
-    def call(self, peer: Peer, proved: Callable[[socket.socket, Peer], None], failed: Callable[[], None]) -> Opening:
+    def call(
+        self,
+        peer: Peer,
+        proved: Callable[[Sending, Peer], None],
+        failed: Callable[[], None],
+    ) -> Opening:
         """Calls somebody; ends with one call of ``proved`` or of ``failed``.
 
         Raises:
@@ -44,10 +51,11 @@ class Dialer:
         except BaseException:
             connection.close()
             raise
-        secure = None
-        if self._tls is not None:
-            secure = partial(self._tls.wrap_socket, server_hostname=host, do_handshake_on_connect=False)
-        dialogue = dialing(self._worker, self._nonce, peer)
-        opening = Opening(self._loop, connection, dialogue, secure=secure, proved=proved, failed=failed)
+
+        def ready(connection: socket.socket, met: Met) -> None:
+            proved(met.seal.sending(connection) if met.seal else connection, met.peer)
+
+        dialogue = dialing(self._worker, self._nonce, peer, self._draw)
+        opening = Opening(self._loop, connection, dialogue, proved=ready, failed=failed)
         opening.begin()
         return opening

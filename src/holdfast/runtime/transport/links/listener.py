@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING
 
 from holdfast.control.messages import Peer
-from holdfast.runtime.transport.links.handshake import Dialogue
+from holdfast.runtime.transport.links.handshake import Dialogue, Met
 from holdfast.runtime.transport.links.loop import READ, EventLoop
 from holdfast.runtime.transport.links.opening import Opening, family_of
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.sealing import Receiving
 
 __all__ = ["Listener"]
 
@@ -32,7 +34,6 @@ class Listener:
         loop: which waits for callers.
         host: the address to listen on, at a free port.
         dialogue: makes our end of one handshake.
-        tls: what callers have to speak; None: links are in the clear.
         proved: takes the connection of a caller who is a worker, and who that is.
     """
 
@@ -41,13 +42,9 @@ class Listener:
         loop: EventLoop,
         host: str,
         dialogue: Callable[[], Dialogue],
-        tls: ssl.SSLContext | None,
-        proved: Callable[[socket.socket, Peer], None],
+        proved: Callable[[Receiving, Peer], None],
     ) -> None:
         self._loop, self._dialogue, self._proved = loop, dialogue, proved
-        self._secure = None
-        if tls is not None:
-            self._secure = partial(tls.wrap_socket, server_side=True, do_handshake_on_connect=False)
         self._strangers: dict[int, Opening] = {}
         self._count = 0
         self._socket = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
@@ -88,15 +85,14 @@ class Listener:
             self._loop,
             connection,
             self._dialogue(),
-            secure=self._secure,
-            proved=lambda ready, peer: self._let_in(number, ready, peer),
+            proved=lambda ready, met: self._let_in(number, ready, met),
             failed=lambda: self._let_go(number),
         )
         opening.begin()
 
-    def _let_in(self, number: int, connection: socket.socket, peer: Peer) -> None:
+    def _let_in(self, number: int, connection: socket.socket, met: Met) -> None:
         del self._strangers[number]
-        self._proved(connection, peer)
+        self._proved(met.seal.receiving(connection) if met.seal else connection, met.peer)
 
     def _let_go(self, number: int) -> None:
         del self._strangers[number]

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["LATER", "READ", "WRITE", "EventLoop", "LoopTimer", "watched"]
+__all__ = ["READ", "WRITE", "Connection", "EventLoop", "LoopTimer", "watched"]
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket says that is not ready for what is asked of it."""
+
+
+class Connection(Protocol):
+    """What a loop has to know of a socket."""
+
+    def fileno(self) -> int:
+        """Returns its descriptor; -1: it is closed."""
+
+    def close(self) -> None:
+        """Closes it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,19 +82,19 @@ class EventLoop:
         self._alarm.close()
         self._selector.close()
 
-    def watch(self, connection: socket.socket, events: int, then: Callable[[int], object]) -> None:
+    def watch(self, connection: Connection, events: int, then: Callable[[int], object]) -> None:
         """Calls ``then`` whenever a socket is ready for some of ``events``, READ and WRITE, with these."""
         if connection in self._selector.get_map():
             self._selector.modify(connection, events, then)
         else:
             self._selector.register(connection, events, then)
 
-    def forget(self, connection: socket.socket) -> None:
+    def forget(self, connection: Connection) -> None:
         """Watches a socket no more, if it did."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
 
-    def hang_up(self, connection: socket.socket) -> None:
+    def hang_up(self, connection: Connection) -> None:
         """Watches a socket no more, and closes it."""
         self.forget(connection)
         connection.close()

@@ -1,22 +1,17 @@
-"""A connection on which nothing is proved yet: TLS's handshake, if it has one, and then ours."""
+"""A connection on which nothing is proved yet."""
 
 from __future__ import annotations
 
-import os
 import socket
-import ssl
 from collections.abc import Callable
 
-from holdfast.control.messages import Peer
-from holdfast.runtime.transport.links.handshake import UNKNOWN, Dialogue, Turn
-from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, EventLoop
+from holdfast.runtime.transport.links.handshake import UNKNOWN, Dialogue, Met, Turn
+from holdfast.runtime.transport.links.loop import READ, WRITE, EventLoop
 from holdfast.runtime.transport.links.wire import BadFrame
 
-__all__ = ["Opening", "Secure", "family_of"]
+__all__ = ["Opening", "family_of"]
 
 _HANDSHAKE_S = 5.0
-Secure = Callable[[socket.socket], ssl.SSLSocket]
-"""Puts TLS on a connection, whose handshake is still to be made."""
 
 
 class Opening:
@@ -26,8 +21,7 @@ class Opening:
         loop: which waits for it.
         connection: one that is there, or being made.
         dialogue: our end of the handshake.
-        secure: puts TLS on the connection; None: it stays in the clear.
-        proved: takes the connection, and who the other end is.
+        proved: takes the connection, and whom it is with.
         failed: called when it is closed, after 5 s at the latest.
 
     Attributes:
@@ -40,12 +34,11 @@ class Opening:
         connection: socket.socket,
         dialogue: Dialogue,
         *,
-        secure: Secure | None,
-        proved: Callable[[socket.socket, Peer], None],
+        proved: Callable[[socket.socket, Met], None],
         failed: Callable[[], None],
     ) -> None:
         self._loop, self._connection, self._dialogue = loop, connection, dialogue
-        self._secure, self._proved, self._failed = secure, proved, failed
+        self._proved, self._failed = proved, failed
         self._sending, self._reading, self._came = b"", 0, b""
         self._unknown = self._over = self.answered = False
         self._timer = loop.after(_HANDSHAKE_S, self.give_up)
@@ -55,8 +48,7 @@ class Opening:
         self._connection.setblocking(False)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch(READ | WRITE)
-        if self._secure is None:
-            self._advance()
+        self._advance()
 
     def look_again(self) -> None:
         """Others are known now: goes on if that is what it waits for."""
@@ -87,17 +79,15 @@ class Opening:
     def _proceed(self) -> None:
         """Sends and reads what the handshake wants, as far as it goes."""
         try:
-            if self._secure is not None and not self._is_secured(self._secure):
-                return
             while not self._over and not self._unknown:
                 if not self._said_and_heard():
                     return
                 self._advance()
             if self._unknown:
                 self._loop.forget(self._connection)
-        except LATER:
+        except BlockingIOError:
             self._watch(WRITE if self._sending else READ)
-        except (OSError, ValueError) as error:  # TLS says ValueError of names that nobody can have
+        except OSError as error:
             self.answered = self.answered or isinstance(error, ConnectionRefusedError | ConnectionResetError)
             self.give_up()
 
@@ -128,28 +118,6 @@ class Opening:
             self._unknown = turn is UNKNOWN
             if isinstance(turn, Turn):
                 self._sending, self._reading = turn.send, turn.read
-
-    def _is_secured(self, secure: Secure) -> bool:
-        """Goes on with TLS's own handshake, as soon as there is a connection; returns whether it is over."""
-        if not isinstance(self._connection, ssl.SSLSocket):
-            if error := self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                raise OSError(error, os.strerror(error))
-            self.answered = True
-            self._loop.forget(self._connection)
-            self._connection = secure(self._connection)
-        events = READ
-        try:
-            self._connection.do_handshake()
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLWantWriteError:
-            events = WRITE
-        else:
-            self._secure = None
-            self._advance()
-            return True
-        self._watch(events)
-        return False
 
 
 def family_of(host: str) -> socket.AddressFamily:

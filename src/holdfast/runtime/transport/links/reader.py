@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from holdfast.control.messages import Peer
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
-from holdfast.runtime.transport.links.loop import LATER, READ, EventLoop
+from holdfast.runtime.transport.links.loop import READ, EventLoop
 from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, after
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.sealing import Receiving
 
 __all__ = ["SCRATCH_BYTES", "Reader"]
 
@@ -40,7 +42,7 @@ class Reader:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Receiving,
         peer: Peer,
         *,
         loop: EventLoop,
@@ -92,7 +94,7 @@ class Reader:
         room = self._scratch[kept:most] if self._chunk is None else self._target[self._filled :]
         try:
             came = self._connection.recv_into(room)
-        except LATER:
+        except BlockingIOError:
             return False
         self._hung_up = not came
         if self._chunk is None:
@@ -100,7 +102,7 @@ class Reader:
             self._take_in(kept + came)
         else:
             self._fill(came)
-        return came == len(room) or (came > 0 and isinstance(self._connection, ssl.SSLSocket))
+        return came == len(room)
 
     def _fill(self, size: int) -> None:
         """So many bytes more of a chunk are where they belong."""

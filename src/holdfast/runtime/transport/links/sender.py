@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.dialer import Dialer
-from holdfast.runtime.transport.links.loop import LATER, READ, WRITE, EventLoop
+from holdfast.runtime.transport.links.loop import READ, WRITE, EventLoop
 from holdfast.runtime.transport.links.opening import Opening
 from holdfast.runtime.transport.links.outbox import Outbox
 from holdfast.runtime.transport.links.peers import Peers
 from holdfast.runtime.transport.links.silence import silence_s
 from holdfast.runtime.transport.links.wire import BACKGROUND, Kind, Label
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.sealing import Sending
 
 __all__ = ["Sender", "look_s"]
 
@@ -31,8 +32,6 @@ _LOOKS = 8
 _NOTHING = memoryview(b"")
 _NO_GENERATION = -1
 """Of a connection on which no generation relied: what belongs to none is lost with it."""
-_RECORD_BYTES = 16 << 10
-"""The longest record of TLS: shorter messages go into one."""
 
 
 class Sender:
@@ -68,7 +67,7 @@ class Sender:
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._peer: Peer | None = None
-        self._connection: socket.socket | None = None
+        self._connection: Sending | None = None
         self._opening: Opening | None = None
         self._called = self._blocked = False
         self._over, self._entered, self._dropped = over, 0, False
@@ -147,12 +146,12 @@ class Sender:
         elif not self._blocked:
             self._write(self._connection)
 
-    def _write(self, to: socket.socket) -> None:
+    def _write(self, to: Sending) -> None:
         owed = self._outbox.owes
         try:
             while parts := self._outbox.next():
-                self._outbox.took(_send(to, parts))
-        except LATER:
+                self._outbox.took(to.sendmsg(parts))
+        except BlockingIOError:
             self._blocked = True
             self._loop.do(lambda: self._watch(to))
         except OSError as error:
@@ -218,7 +217,7 @@ class Sender:
         if left is not None:
             self._tell_lost(left, "it cannot be connected with", _NO_GENERATION)
 
-    def _connected(self, connection: socket.socket, peer: Peer) -> None:
+    def _connected(self, connection: Sending, peer: Peer) -> None:
         """Somebody takes what we send."""
         self._opening, self._answered = None, True
         with self._lock:
@@ -230,15 +229,15 @@ class Sender:
         connection.close()  # another process has come meanwhile
         self._call()
 
-    def _watch(self, connection: socket.socket) -> None:
+    def _watch(self, connection: Sending) -> None:
         with self._lock:
             if self._connection is connection and self._blocked:
                 self._listen_to(connection, READ | WRITE)
 
-    def _listen_to(self, connection: socket.socket, events: int) -> None:
+    def _listen_to(self, connection: Sending, events: int) -> None:
         self._loop.watch(connection, events, lambda ready: self._served(connection, ready))
 
-    def _served(self, connection: socket.socket, events: int) -> None:
+    def _served(self, connection: Sending, events: int) -> None:
         """The other end takes more; or it says something, which it never does unless it is gone."""
         if self._connection is not connection:
             return
@@ -251,17 +250,16 @@ class Sender:
                 if not self._blocked:
                     self._listen_to(connection, READ)
 
-    def _why_it_spoke(self, connection: socket.socket) -> str | None:
+    def _why_it_spoke(self, connection: Sending) -> str | None:
         try:
-            with self._lock:  # TLS lets one thread at a time
-                said = connection.recv(1)
-        except LATER:
+            said = connection.recv(1)
+        except BlockingIOError:
             return None
         except OSError as error:
             return f"its connection broke: {error.strerror or error}"
         return "it spoke where it only listens" if said else "it closed its connection"
 
-    def _hang_up(self, connection: socket.socket, reason: str) -> None:
+    def _hang_up(self, connection: Sending, reason: str) -> None:
         """Ends a connection; what may be lost with it is the generation, but ENTER alone is said again on another."""
         with self._lock:
             if self._connection is not connection:
@@ -281,12 +279,3 @@ class Sender:
 def look_s(silent_s: float) -> float:
     """How long it is from one look at a connection to the next, seconds."""
     return silent_s / _LOOKS
-
-
-def _send(connection: socket.socket, parts: list[memoryview]) -> int:
-    """Sends some of what is to be sent; returns how many bytes."""
-    if not isinstance(connection, ssl.SSLSocket):
-        return connection.sendmsg(parts)
-    size = list(accumulate(map(len, parts)))
-    together = max(1, sum(each <= _RECORD_BYTES for each in size))
-    return connection.send(b"".join(parts[:together]) if together > 1 else parts[0])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.sealing import Sending
 
 __all__ = ["silence_s"]
 
@@ -14,7 +18,7 @@ _UNANSWERED_PROBES = 3
 """Of a window that is full, or of a route that is gone: a living host leaves some unanswered, two in a second."""
 
 
-def silence_s(connection: socket.socket) -> float:
+def silence_s(connection: Sending) -> float:
     """Returns for how many seconds the other end's host has acknowledged nothing, though it should; 0.0 if it need not.
 
     It may be more than it should have been: what is to be acknowledged may have been sent a moment ago. A window that

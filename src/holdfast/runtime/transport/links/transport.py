@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable
 from functools import partial
 
@@ -38,7 +37,7 @@ class LinkTransport:
         worker: who we are.
         host: the address that we listen on.
         silent_s: see ConnectionManager.
-        tls: see ConnectionManager.
+        sealed: see ConnectionManager.
         memory: of the messages and sums that come.
     """
 
@@ -48,13 +47,13 @@ class LinkTransport:
         *,
         host: str = "127.0.0.1",
         silent_s: float = 1.0,
-        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        sealed: bool = False,
         memory: Memory = host_memory,
     ) -> None:
         self._worker = worker
         self._memory = memory
         self._inbox = Inbox(memory)
-        self._connections = ConnectionManager(worker, self._inbox, host=host, silent_s=silent_s, tls=tls)
+        self._connections = ConnectionManager(worker, self._inbox, host=host, silent_s=silent_s, sealed=sealed)
         self._generation = 0
         self._peers: frozenset[WorkerId] = frozenset()
 
