@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
 import hashlib
@@ -9,15 +10,18 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import pytest
 import torch
 from tests.ports import free_port
+from tests.waiting import LIMIT_S
 
 from holdfast import Fault, Job, Summary, parse_job, train
 from holdfast.control.chain.opening import plans_in
@@ -159,6 +163,25 @@ PATIENT = "control.hang_s=15"
 HANGS = {FaultKind.HANG, FaultKind.STALL, FaultKind.PARTITION}
 
 
+TWO_NODES = "HOLDFAST_TWO_NODES" in os.environ
+"""Whether half of each job's workers run on a second node: all that these tests do, across nodes."""
+
+
+@contextlib.contextmanager
+def second_node(run_dir: Path, slots: int) -> Iterator[None]:
+    """An agent of another node for the job of a run directory, which ends with it."""
+    words = ("agent", "--coordinator", run_dir, "--slots", slots, "--node", "second")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (run_dir.parent / f"{run_dir.name}.second.txt").open("w") as out:
+        line = [sys.executable, "-m", "holdfast", *map(str, words)]
+        with subprocess.Popen(line, env=environment, stdout=out, stderr=subprocess.STDOUT) as agent:
+            try:
+                yield
+                agent.wait(LIMIT_S)
+            finally:
+                agent.kill()
+
+
 class Reference:
     """A failure-free run as its ``summary.json`` tells it; another test process may have made it."""
 
@@ -201,14 +224,21 @@ class Runs:
 
     def train_job(self, job: Job, faults: list[str]) -> Summary:
         """One run of a job that no other test has."""
-        return train(job, run_dir=self.folder(), faults=[Fault.parse(text) for text in faults])
+        return self._run(job, faults=[Fault.parse(text) for text in faults])
 
     def train_only(self, name: str, *faults: str, overrides: tuple[str, ...] = (), **options) -> Summary:
         """One run, in which perhaps no step is left to be executed."""
         planned = [Fault.parse(text) for text in faults]
-        options = {"run_dir": self.folder(), **options}
         hangs = any(fault.kind in HANGS for fault in planned)
-        return train(self.job(name, overrides if hangs else (PATIENT, *overrides)), faults=planned, **options)
+        return self._run(self.job(name, overrides if hangs else (PATIENT, *overrides)), faults=planned, **options)
+
+    def _run(self, job: Job, **options) -> Summary:
+        options = {"run_dir": self.folder(), **options}
+        if not TWO_NODES or "slots" in options:
+            return train(job, **options)
+        here = job.most_workers // 2
+        with second_node(options["run_dir"], job.most_workers - here):
+            return train(job, slots=here, **options)
 
     def healthy(self, name: str, overrides: tuple[str, ...] = ()) -> Reference:
         """The run in which nothing fails; whoever needs it first makes it, others wait for that."""

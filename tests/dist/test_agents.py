@@ -22,7 +22,7 @@ from tests.waiting import LIMIT_S, until
 
 from holdfast import parse_job
 from holdfast.config.load import dump_job
-from holdfast.control.certificates import make_certificates
+from holdfast.control.certificates import ANY_HOST, make_node_certificates
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.isolation import Networks
 from holdfast.runtime.launch.agents import this_node
@@ -222,17 +222,21 @@ def test_nodes_die_and_come(apart, small, runs):
 
 
 def test_agents_may_come_first_and_the_coordinator_may_die(cluster, small, runs):
-    """All show certificates."""
+    """All show certificates, each its own; what is another node's lets nobody in."""
     port = free_port()
     token = cluster.folder / "token"
     token.write_text("a-token-that-both-know")
-    ca, cert, key = make_certificates(cluster.folder / "certs", ("127.0.0.1",))
+    first, other = make_node_certificates(cluster.folder / "certs", (ANY_HOST,), (this_node().name, "node-0"))
+    ca, cert, key = (first / f"{name}.pem" for name in ("ca", "cert", "key"))
     tls = ("--set", f"control.tls={{ca: {ca}, cert: {cert}, key: {key}}}")
-    cluster.invitation = ["agent", "--coordinator", f"127.0.0.1:{port}", "--token-file", token, "--certs", "certs"]
+    cluster.invitation = ["agent", "--coordinator", f"127.0.0.1:{port}", "--token-file", token, "--certs", other]
     cluster.join(3, 0)
     until(lambda: "waiting for the coordinator" in cluster.said("node-0"), process=cluster.agents[0])
     cluster.begin("train", small, "--listen", f"127.0.0.1:{port}", "--token-file", token, "--slots", 3, *tls)
     assert "--token-file" not in cluster.invitation
+    stranger = cluster.join(1, 1, "--token-file", token, "--certs", other)
+    assert stranger.wait(LIMIT_S) == 2
+    assert f"{other / 'cert.pem'} speaks for node node-0 alone, and this is node-1" in cluster.said("node-1")
     cluster.ran(10)
     (coordinator,) = [process for process in processes_below(cluster.head) if _listens(process, port)]
     coordinator.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from holdfast.control.certificates import ANY_HOST, make_certificates
+from holdfast.control.certificates import ANY_HOST, make_certificates, make_node_certificates
 from holdfast.errors import ConfigError
 
 __all__ = ["add_certs_parser"]
@@ -26,6 +26,12 @@ def add_certs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         help="a name or IP address that processes of the job are reached by; may be repeated (default: any: all of the "
         "job's show this certificate, on whichever machine they are)",
     )
+    parser.add_argument(
+        "--nodes",
+        metavar="NAME,NAME...",
+        help="makes a folder DIR/NAME for each of these nodes, as agents call them (`--node`, or the host's name), "
+        "what is in it speaks for no other node",
+    )
     parser.add_argument("--days", type=float, default=365.0, help="how long they are valid (default 365)")
     parser.set_defaults(run=run)
 
@@ -34,6 +40,15 @@ def run(args: argparse.Namespace) -> int:
     """Writes the files, prints the section of the job file that uses them and returns 0."""
     if not 0.0 < args.days <= _MAX_DAYS:  # also what is no number
         raise ConfigError(f"--days: expected more than 0 and at most {_MAX_DAYS:g}, got {args.days:g}")
-    ca, cert, key = make_certificates(Path(args.out), tuple(args.hosts or [ANY_HOST]), days=args.days)
+    out, hosts = Path(args.out), tuple(args.hosts or [ANY_HOST])
+    if args.nodes is None:
+        ca, cert, key = make_certificates(out, hosts, days=args.days)
+    else:
+        first, *others = make_node_certificates(out, hosts, args.nodes.split(","), days=args.days)
+        ca, cert, key = (first / f"{name}.pem" for name in ("ca", "cert", "key"))
+        print(
+            f"# where the job is begun, if that is {first.name}; agents: "
+            + ", ".join(f"--certs {each}" for each in others)
+        )
     print(f"control:\n  tls: {{ca: {ca}, cert: {cert}, key: {key}}}")
     return 0

@@ -1,4 +1,4 @@
-"""Makes what mutual TLS needs: an authority of a job's own, and one certificate that all its processes show."""
+"""Makes what mutual TLS needs: an authority of a job's own, and a certificate of all its processes, or of each node."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import datetime
 import ipaddress
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from holdfast.errors import ConfigError, installing
 
@@ -15,11 +17,13 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-__all__ = ["ANY_HOST", "make_certificates"]
+__all__ = ["ANY_HOST", "make_certificates", "make_node_certificates", "nodes_named"]
 
 ANY_HOST = "any-host.holdfast.internal"
 """Who has a certificate that is made out to this name may be called on any host."""
 
+_NODE = "holdfast:node:"
+"""What the name of a node begins with in the certificate of who may speak for it alone: a URI."""
 _SKEW = datetime.timedelta(minutes=5)
 _DNS_NAME = re.compile(r"(\*\.)?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.ASCII | re.IGNORECASE)
 
@@ -39,20 +43,65 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365
         ConfigError: the folder is not empty or cannot be written, a host is no name, or the package ``cryptography`` is
             not installed.
     """
+    (parts,) = _made([hosts], days)
+    _claim(folder)
+    return _write(folder, parts)
+
+
+def make_node_certificates(
+    folder: Path, hosts: tuple[str, ...], nodes: Sequence[str], *, days: float = 365.0
+) -> tuple[Path, ...]:
+    """Writes what each node shows into a folder of its own within ``folder``: nobody speaks for another node by it.
+
+    Args:
+        folder: see make_certificates.
+        hosts: see make_certificates; of all nodes.
+        nodes: their names, as agents go by them.
+        days: see make_certificates.
+
+    Returns:
+        The folders, in the order of ``nodes``.
+
+    Raises:
+        ConfigError: see make_certificates; or a name is given twice, or can be none of a folder.
+    """
+    for node in nodes:
+        if node in (".", "..") or not re.fullmatch(r"[!-~]{1,200}", node) or "/" in node or nodes.count(node) > 1:
+            raise ConfigError(f"--nodes: {node!r}: expected names of nodes, each once, which can be those of folders")
+    made = _made([(*hosts, _NODE + quote(node, safe="")) for node in nodes], days)
+    _claim(folder)
+    for node, parts in zip(nodes, made, strict=True):
+        _claim(folder / node)
+        _write(folder / node, parts)
+    return tuple(folder / node for node in nodes)
+
+
+def nodes_named(names: Iterable[str]) -> frozenset[str]:
+    """Returns for which nodes alone whoever has a certificate with these names may speak; none: for any."""
+    return frozenset(unquote(name.removeprefix(_NODE)) for name in names if name.startswith(_NODE))
+
+
+_Parts = tuple[tuple[str, bytes], ...]
+
+
+def _made(certified: Sequence[tuple[str, ...]], days: float) -> list[_Parts]:
+    """Returns the files of all who are certified by one authority; each goes by some names."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise ConfigError(f"holdfast certs: needs the package cryptography; {installing('tls')}") from None
-    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = ec.generate_private_key(ec.SECP256R1())
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     root = _certificate("holdfast authority", authority, "holdfast authority", authority, until, None)
-    cert = _certificate("holdfast", key, "holdfast authority", authority, until, hosts)
     pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    parts = (("ca.pem", root.public_bytes(pem)), ("cert.pem", cert.public_bytes(pem)), ("key.pem", private))
-    ca_path, cert_path, key_path = _write(folder, parts)
-    return ca_path, cert_path, key_path
+    found: list[_Parts] = []
+    for names in certified:
+        key = ec.generate_private_key(ec.SECP256R1())
+        cert = _certificate("holdfast", key, "holdfast authority", authority, until, names)
+        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        found.append((("ca.pem", root.public_bytes(pem)), ("cert.pem", cert.public_bytes(pem)), ("key.pem", private)))
+    return found
 
 
 def _certificate(
@@ -108,6 +157,8 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
 def _name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
+    if host.startswith(_NODE):
+        return x509.UniformResourceIdentifier(host)
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -120,20 +171,23 @@ def _name(host: str) -> x509.GeneralName:
 
 def _claim(folder: Path) -> None:
     """Makes a folder that only we may enter, or of an empty one such a folder; others stay as they are."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ConfigError(f"--out {folder}: is not empty; choose a new folder, nothing was changed")
-    folder.chmod(0o700)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"--out {folder}: is not empty; choose a new folder, nothing was changed")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error.strerror}") from None
 
 
-def _write(folder: Path, parts: tuple[tuple[str, bytes], ...]) -> list[Path]:
+def _write(folder: Path, parts: _Parts) -> tuple[Path, Path, Path]:
     """Writes files that only we may read, into a folder of their own; overwrites nothing."""
     try:
-        _claim(folder)
         for name, data in parts:
             file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(file, "wb") as stream:
                 stream.write(data)
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written: {error.strerror}") from None
-    return [folder / name for name, _ in parts]
+    ca, cert, key = (folder / name for name, _ in parts)
+    return ca, cert, key

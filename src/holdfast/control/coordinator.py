@@ -60,9 +60,10 @@ from holdfast.control.orders import Answer, Order, consider, decode_order
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.control.standbys import Standbys
 from holdfast.control.status import JobStatus, Lately, status_of
+from holdfast.control.tls import nodes_of
 from holdfast.control.token import bearer
 from holdfast.core.ids import WorkerId
-from holdfast.core.nodes import Process
+from holdfast.core.nodes import NodeId, Process
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
 from holdfast.storage.checkpoints import Checkpoints, Facts
@@ -324,16 +325,31 @@ class Coordinator:
             self._agents_here.clear()
 
     async def attach(
-        self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext, name: str = ""
+        self,
+        request: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext,
+        name: str = "",
+        nodes: frozenset[str] = frozenset(),
     ) -> AsyncIterator[bytes]:
-        """Serves one worker or agent until either end closes; ``name``: of the worker that it may be, if not any."""
+        """Serves one worker or agent until either end closes.
+
+        Args:
+            request: what it sends.
+            context: of the call.
+            name: of the worker that it may be; "": any, or an agent.
+            nodes: on which of them it may be; none: on any.
+        """
         first, why = await _first_parcel(request)
         if not first or not isinstance(first[0], Hello | Failure):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         hello = first[0]
         assert isinstance(hello, Hello | Failure)
         peer: _Peer = (hello.worker, hello.process)
-        if (name and str(hello.worker) != name) or not self._all_its_own(peer, first):
+        if (
+            (name and str(hello.worker) != name)
+            or not self._is_there(hello.process.node, nodes)
+            or not self._all_its_own(peer, first)
+        ):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it speaks for somebody else")
         queue = self._queue_of(peer)
         if self._directory is not None and isinstance(hello, Hello):
@@ -391,6 +407,14 @@ class Coordinator:
         if self._all_back() and (news := self._standbys.news()) is not None:
             for queue in self._queues.values():
                 queue.put_nowait(news)
+
+    def _is_there(self, node: NodeId, nodes: frozenset[str]) -> bool:
+        """Whether somebody who may be on these nodes alone is on one of them: also nobody else's nonce proves him."""
+        known = {each.node for each in self._agents if each.node.shares_agent(node)}
+        here = not nodes or (node.name in nodes and known <= {node})
+        if not here:
+            self.decider.note(f"somebody with the certificate of {', '.join(sorted(nodes))} spoke for {node}: refused")
+        return here
 
     def _all_its_own(self, peer: _Peer, messages: Sequence[Message]) -> bool:
         """Whether a peer speaks for nobody but itself; says so in the log if not."""
@@ -665,7 +689,8 @@ class _Door:
             await self._send_away(context)
             return
         name = bearer(context.invocation_metadata(), self._token) or ""  # whoever carries nothing was sent away before
-        async for parcel in self.coordinator.attach(request, context, name):
+        nodes = nodes_of(context.auth_context())
+        async for parcel in self.coordinator.attach(request, context, name, nodes):
             yield parcel
 
     async def status(self, request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:

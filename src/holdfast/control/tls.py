@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import ssl
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 
 from holdfast.config.job import Tls
-from holdfast.control.certificates import ANY_HOST
+from holdfast.control.certificates import ANY_HOST, nodes_named
 from holdfast.errors import ConfigError, installing
 
-__all__ = ["channel_credentials", "Caller", "check_tls", "server_credentials"]
+__all__ = ["channel_credentials", "Caller", "check_node", "check_tls", "nodes_of", "server_credentials"]
 
 _FIRST = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 """Of a chain, the certificate of whoever shows it."""
@@ -81,6 +82,32 @@ def _advance(end: ssl.SSLObject) -> None:
         end.do_handshake()
     except ssl.SSLWantReadError:
         return
+
+
+def check_node(tls: Tls, node: str) -> None:
+    """Looks whether a certificate, if it speaks for some nodes alone, does so for this one.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from cryptography import x509
+
+    cert = x509.load_pem_x509_certificate(_read("cert", tls.cert))
+    try:
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return
+    nodes = nodes_named(names.get_values_for_type(x509.UniformResourceIdentifier))
+    if nodes and node not in nodes:
+        raise ConfigError(
+            f"control.tls.cert: {tls.cert} speaks for node {', '.join(sorted(nodes))} alone, and this is {node}: "
+            "expected its own (--certs DIR), or the other name (--node)"
+        )
+
+
+def nodes_of(shown: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
+    """Returns for which nodes alone a caller may speak, by what gRPC knows of the certificate shown; none: for any."""
+    return nodes_named(name.decode("utf-8", "replace") for name in shown.get("x509_subject_alternative_name", ()))
 
 
 def _check_sealing() -> None:

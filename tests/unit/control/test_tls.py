@@ -1,6 +1,7 @@
 """Mutual TLS over real gRPC: who is answered, and who is not."""
 
 import asyncio
+import contextlib
 import queue
 import stat
 import sys
@@ -12,22 +13,23 @@ import grpc
 import pytest
 from tests.decisions import leading_in
 from tests.processes import process_of
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from holdfast.cli.main import main
 from holdfast.config.job import Tls
 from holdfast.config.load import parse_job
-from holdfast.control.certificates import make_certificates
+from holdfast.control.certificates import ANY_HOST, make_certificates, make_node_certificates
 from holdfast.control.client import ControlClient
 from holdfast.control.coordinator import METHOD, SERVICE, Coordinator, serve
 from holdfast.control.membership import GridState, Membership
 from holdfast.control.messages import Attached, Hello, encode, pack
-from holdfast.control.tls import channel_credentials, check_tls, server_credentials
+from holdfast.control.tls import channel_credentials, check_node, check_tls, server_credentials
+from holdfast.core.nodes import NodeId, Process
 from holdfast.core.placement import split_evenly
 from holdfast.errors import ConfigError, CoordinatorUnavailable
 from holdfast.recovery.rules import JobRules
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import EventLog
+from holdfast.telemetry.events import EventLog, Notice, read_events
 
 PLAN = regular_plan(2, split_evenly(2, 1), 1)
 A = PLAN.workers[0]
@@ -96,21 +98,21 @@ def service(tmp_path, ours):
     made.end()
 
 
-def outcome(service, tls, token="t"):
+def outcome(service, tls, token="t", process=None):
     """The first that a client gets: a command, or why it gave up."""
     heard = queue.SimpleQueue()
+    with attached(service, tls, Hello(worker=A, process=process or process_of(A, 1)), token, heard.put):
+        return heard.get(timeout=LIMIT_S)
+
+
+@contextlib.contextmanager
+def attached(service, tls, hello, token="t", heard=lambda what: None):
     client = ControlClient(
-        service.address,
-        token,
-        hello=lambda: Hello(worker=A, process=process_of(A, 1)),
-        on_command=heard.put,
-        on_closed=heard.put,
-        reattach_s=0.5,
-        tls=tls,
+        service.address, token, hello=lambda: hello, on_command=heard, on_closed=heard, reattach_s=0.5, tls=tls
     )
     client.start()
     try:
-        return heard.get(timeout=LIMIT_S)
+        yield client
     finally:
         client.close()
 
@@ -247,6 +249,77 @@ def test_of_no_host_in_particular_it_must_still_be_of_our_authority(tmp_path, an
     service.end()
     with pytest.raises(ConfigError, match="is not accepted for n1"):
         check_tls(changed(anywhere, ca=ours.ca), "n1")
+
+
+# One certificate for each node
+
+
+def node_certificates(folder, *nodes):
+    folders = make_node_certificates(folder, (ANY_HOST,), nodes)
+    return [Tls(**{name: str(each / f"{name}.pem") for name in ("ca", "cert", "key")}) for each in folders]
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """A coordinator, and the certificates of two nodes."""
+    n1, n2 = node_certificates(tmp_path / "certs", "n1", "n2")
+    made = Service(tmp_path, n1)
+    made.coordinator._agents_here.set()
+    yield made, n1, n2
+    made.end()
+
+
+def on(name, nonce="a", number=1):
+    return Process(NodeId(name=name, nonce=16 * nonce), 7, f"{number:016x}")
+
+
+def test_a_nodes_certificate_speaks_for_its_processes(nodes):
+    service, n1, n2 = nodes
+    assert outcome(service, n2, process=on("n2")) == Attached()
+    assert service.coordinator.decider.membership.roster.processes == {A: on("n2")}
+    check_node(n1, "n1")
+
+
+def test_it_speaks_for_no_other_node(nodes):
+    service, _, n2 = nodes
+    assert isinstance(outcome(service, n2, process=on("n1")), ConfigError | CoordinatorUnavailable)
+    assert service.coordinator.decider.membership.roster.processes == {}
+    said = [event.text for _, event in read_events(service._folder / "events.jsonl") if isinstance(event, Notice)]
+    assert any("spoke for n1: refused" in text for text in said)
+    with pytest.raises(
+        ConfigError, match=r"^control\.tls\.cert: .*/n2/cert\.pem speaks for node n2 alone, and this is n1"
+    ):
+        check_node(n2, "n1")
+
+
+def test_nor_by_the_number_that_another_node_has_drawn(nodes):
+    """By it a coordinator knows which processes an agent may tell of."""
+    service, n1, n2 = nodes
+    hello = Hello(worker=None, process=on("n1"))
+    with attached(service, n1, hello):
+        until(lambda: on("n1") in service.coordinator._agents)
+        assert isinstance(outcome(service, n2, process=on("n2", number=2)), ConfigError | CoordinatorUnavailable)
+    assert service.coordinator.decider.membership.roster.processes == {}
+
+
+@pytest.mark.parametrize("names", ["n1,n1", "n1,,n2", "n1,../n2", "..", "n 1"])
+def test_what_is_no_name_of_a_node_makes_nothing(tmp_path, capsys, names):
+    folder = tmp_path / "certs"
+    assert main(["certs", "--out", str(folder), f"--nodes={names}"]) == 2
+    assert "expected names of nodes, each once" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_the_command_makes_a_folder_for_each_node(tmp_path, capsys):
+    folder = tmp_path / "certs"
+    assert main(["certs", "--out", str(folder), "--nodes", "n1,rack/2".replace("/", "%")]) == 0
+    assert {each.name: stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == {"n1": 0o700, "rack%2": 0o700}
+    told = capsys.readouterr().out
+    assert f"--certs {folder}/rack%2" in told
+    assert f"cert: {folder}/n1/cert.pem" in told
+    tls = Tls(**{name: str(folder / "rack%2" / f"{name}.pem") for name in ("ca", "cert", "key")})
+    check_tls(tls, "10.9.8.7")
+    check_node(tls, "rack%2")
 
 
 # holdfast certs

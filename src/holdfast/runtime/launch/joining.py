@@ -18,7 +18,7 @@ from holdfast.control.client import NOBODY, ask
 from holdfast.control.coordinator import BRIEF
 from holdfast.control.messages import Ended
 from holdfast.control.reach import Reach
-from holdfast.control.tls import check_tls
+from holdfast.control.tls import check_node, check_tls
 from holdfast.control.token import REFUSAL, of_attempt
 from holdfast.core.nodes import NodeId
 from holdfast.errors import ConfigError, CoordinatorUnavailable, HoldfastError, InternalError
@@ -289,6 +289,7 @@ class Joiner:
         host = self.request.host or _address_towards(reach.addresses)
         if reach.tls is not None:
             check_tls(reach.tls, host)
+            check_node(reach.tls, node.name)
         return replace(
             briefing,
             job=msgspec.structs.replace(briefing.job, control=control),

@@ -20,7 +20,7 @@ from holdfast.config.job import Job
 from holdfast.config.load import is_loopback
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, is_database, try_store
 from holdfast.control.messages import Ended, Progress
-from holdfast.control.tls import check_tls
+from holdfast.control.tls import check_node, check_tls
 from holdfast.control.token import of_attempt
 from holdfast.errors import ConfigError, NodeLeft, StorageError
 from holdfast.runtime.hardening import write_private
@@ -119,6 +119,7 @@ class Launcher:
         control = self.request.job.control
         if control.tls is not None:
             check_tls(control.tls, control.host)
+            check_node(control.tls, this_node().name)
         if control.store not in ("auto", "sqlite"):
             _try_store(control.store)
 
