@@ -29,11 +29,12 @@ from holdfast.runtime.transport.port import MessageKey, SumKey
 from measure import Recorder, print_table, progress, ratio_interval
 
 CARRIERS = ("links", "sealed", "gloo")
-_AGAINST = {"links": "gloo", "sealed": "links"}
-"""What the time of a carrier is divided by."""
+_AGAINST = {"links": ("gloo", 0.6), "sealed": ("links", 1.4)}
+"""What the time of a carrier is divided by, and what the geometric mean is to be at most."""
 _SIZES = tuple(1024 << shift for shift in range(0, 13, 2))
 _OWNERS = (2, 3, 4, 6, 8)
-TARGET_MEAN, TARGET_CELL = 0.6, 1.15
+TARGET_CELL = 1.15
+"""Of links next to Gloo; the targets of all cells together are in `_AGAINST`."""
 
 
 def main() -> int:
@@ -258,7 +259,7 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             values = {carrier: [row[measure] for row in by[carrier]] for carrier in CARRIERS}
             for carrier, measured in values.items():
                 entry[f"{carrier}_{measure}"] = statistics.median(measured)
-            for carrier, other in _AGAINST.items():
+            for carrier, (other, _) in _AGAINST.items():
                 pairs = list(zip(values[carrier], values[other], strict=True))
                 entry[f"{carrier}_ratio_{measure}"] = ratio_interval(pairs).to_json()
         found.append(entry)
@@ -281,11 +282,13 @@ def _show(summary: list[dict[str, Any]]) -> None:
             ]
         )
     print_table("Links, and sealed links, next to Gloo", header, table)
-    for carrier, other in _AGAINST.items():
+    for carrier, (other, target) in _AGAINST.items():
         for measure in ("wall_s", "cpu_s"):
             ratios = [row[f"{carrier}_ratio_{measure}"]["median"] for row in summary]
             mean, worst = statistics.geometric_mean(ratios), max(ratios)
-            print(f"{carrier} / {other}, {measure}: geometric mean {mean:.2f}, worst {worst:.2f}")
+            print(f"{carrier} / {other}, {measure}: geometric mean {mean:.2f} (target {target}), worst {worst:.2f}")
+    worst = max(row["links_ratio_wall_s"]["median"] for row in summary)
+    print(f"target of each cell of links / gloo: {TARGET_CELL}, {'missed' if worst > TARGET_CELL else 'met'}")
 
 
 if __name__ == "__main__":
