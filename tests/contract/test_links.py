@@ -20,7 +20,7 @@ from holdfast.core.summing import SumSize
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import InternalError, PeerLost, StaleGeneration
 from holdfast.runtime.transport.links import sealing
-from holdfast.runtime.transport.links.handshake import dialing
+from holdfast.runtime.transport.links.handshake import dialing, mark
 from holdfast.runtime.transport.links.wire import HEADER_BYTES, Chunk, Kind, Label
 from holdfast.runtime.transport.port import Expected, MessageKey
 
@@ -258,7 +258,7 @@ def test_a_worker_cannot_speak_as_another(either):
     to_b = either.told[C][B]
     with caller(either, B) as stranger:
         share = sealing.Share().public if either.sealed else b""
-        said = HELLO[either.sealed] + name(A) + here(either, A).nonce + bytes(16) + share
+        said = HELLO[either.sealed] + name(A) + mark(here(either, A).nonce) + bytes(16) + share
         stranger.sendall(said)
         said += name(B) + to_b.here.nonce + receive(stranger, either.answer_bytes)[:-PROOF_BYTES]
         stranger.sendall(hmac.digest(to_b.key, b"dialer" + said, "sha256"))
@@ -675,7 +675,8 @@ class Tamperer(OnTheLine):
                     self.ended.clear()
                     yield unit[: len(unit) // 2]
                 case "change":
-                    yield unit[:-1] + bytes([unit[-1] ^ 1])
+                    at = len(unit) // 2
+                    yield unit[:at] + bytes([unit[at] ^ 1]) + unit[at + 1 :]
                 case "half-close":
                     yield unit[: len(unit) // 2]
                     return
@@ -793,8 +794,11 @@ def strike_each(links, action):
                 peer.abort(generation)
             index, generation = index + 1, generation + 1
             line.arm(action, index)
+            calls = len(line.heard)
             failed = come_of(talk(a, b, generation, LONG), (a, b), generation)
             assert action != "delay" or not failed
+            if action == "change" and line.struck:
+                assert failed or len(line.heard) > calls, "the link ends, if only to be made again"
             for peer in (a, b):
                 peer.abort(generation)
             generation += 1

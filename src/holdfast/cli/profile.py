@@ -15,6 +15,7 @@ from holdfast.cli.counting import CountingLine
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.config.profiles import save_profile
+from holdfast.control.tls import check_tls
 from holdfast.core.profile import LayerProfile, Profile
 from holdfast.errors import ConfigError
 from holdfast.profiling.profiler import measure_profile
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     """
     job = load_job(args.job, args.overrides)
     _check_free(Path(args.out), force=args.force)
+    if job.control.tls is not None:
+        check_tls(job.control.tls, job.control.host)
     gpus = _gpus_of(job) if args.gpus is None else args.gpus
     line, total = CountingLine("iteration", quiet=args.quiet), args.iterations * (1 + len(gpus))
     options = {"iterations": args.iterations, "device": args.device, "gpus": gpus}

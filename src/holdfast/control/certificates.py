@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
 
 from holdfast.errors import ConfigError, installing
 
@@ -43,7 +42,7 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], *, days: float = 365
         ConfigError: the folder is not empty or cannot be written, a host is no name, or the package ``cryptography`` is
             not installed.
     """
-    (parts,) = _made([hosts], days)
+    (parts,) = _made([(hosts, None)], days)
     _claim(folder)
     return _write(folder, parts)
 
@@ -66,9 +65,11 @@ def make_node_certificates(
         ConfigError: see make_certificates; or a name is given twice, or can be none of a folder.
     """
     for node in nodes:
-        if node in (".", "..") or not re.fullmatch(r"[!-~]{1,200}", node) or "/" in node or nodes.count(node) > 1:
-            raise ConfigError(f"--nodes: {node!r}: expected names of nodes, each once, which can be those of folders")
-    made = _made([(*hosts, _NODE + quote(node, safe="")) for node in nodes], days)
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", node, re.ASCII) or nodes.count(node) > 1:
+            raise ConfigError(
+                f"--nodes: {node!r}: expected names of nodes, each once, of letters, digits, '.', '_' and '-'"
+            )
+    made = _made([(hosts, node) for node in nodes], days)
     _claim(folder)
     for node, parts in zip(nodes, made, strict=True):
         _claim(folder / node)
@@ -78,14 +79,14 @@ def make_node_certificates(
 
 def nodes_named(names: Iterable[str]) -> frozenset[str]:
     """Returns for which nodes alone whoever has a certificate with these names may speak; none: for any."""
-    return frozenset(unquote(name.removeprefix(_NODE)) for name in names if name.startswith(_NODE))
+    return frozenset(name.removeprefix(_NODE) for name in names if name.startswith(_NODE))
 
 
 _Parts = tuple[tuple[str, bytes], ...]
 
 
-def _made(certified: Sequence[tuple[str, ...]], days: float) -> list[_Parts]:
-    """Returns the files of all who are certified by one authority; each goes by some names."""
+def _made(certified: Sequence[tuple[tuple[str, ...], str | None]], days: float) -> list[_Parts]:
+    """Returns the files of all who are certified by one authority: hosts, and a node if it speaks for that alone."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -93,12 +94,12 @@ def _made(certified: Sequence[tuple[str, ...]], days: float) -> list[_Parts]:
         raise ConfigError(f"holdfast certs: needs the package cryptography; {installing('tls')}") from None
     authority = ec.generate_private_key(ec.SECP256R1())
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    root = _certificate("holdfast authority", authority, "holdfast authority", authority, until, None)
+    root = _certificate("holdfast authority", authority, "holdfast authority", authority, until)
     pem = serialization.Encoding.PEM
     found: list[_Parts] = []
-    for names in certified:
+    for hosts, node in certified:
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = _certificate("holdfast", key, "holdfast authority", authority, until, names)
+        cert = _certificate("holdfast", key, "holdfast authority", authority, until, hosts, node)
         private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         found.append((("ca.pem", root.public_bytes(pem)), ("cert.pem", cert.public_bytes(pem)), ("key.pem", private)))
     return found
@@ -110,7 +111,8 @@ def _certificate(
     issuer: str,
     issuer_key: EllipticCurvePrivateKey,
     until: datetime.datetime,
-    hosts: tuple[str, ...] | None,
+    hosts: tuple[str, ...] | None = None,
+    node: str | None = None,
 ) -> x509.Certificate:
     """One certificate: of the authority itself if ``hosts`` is None, else of who is reached by them."""
     from cryptography import x509
@@ -134,7 +136,10 @@ def _certificate(
     if hosts is not None:
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = builder.add_extension(both, critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_name, hosts))), critical=False)
+        names = list(map(_name, hosts))
+        if node is not None:
+            names.append(x509.UniformResourceIdentifier(_NODE + node))
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(issuer_key, hashes.SHA256())
 
 
@@ -157,8 +162,6 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
 def _name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
-    if host.startswith(_NODE):
-        return x509.UniformResourceIdentifier(host)
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -294,7 +294,7 @@ def _opened(
 
 def _explained(address: str, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:
     code, details = error.code(), error.details()
-    if code is grpc.StatusCode.UNAUTHENTICATED:
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConfigError(f"coordinator at {address}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE and (details or "").startswith(NO_LEADER):
         return NobodyLeads(f"coordinator at {address}: {details}")

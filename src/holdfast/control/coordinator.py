@@ -409,9 +409,11 @@ class Coordinator:
                 queue.put_nowait(news)
 
     def _is_there(self, node: NodeId, nodes: frozenset[str]) -> bool:
-        """Whether somebody who may be on these nodes alone is on one of them: also nobody else's nonce proves him."""
-        known = {each.node for each in self._agents if each.node.shares_agent(node)}
-        here = not nodes or (node.name in nodes and known <= {node})
+        """Whether somebody who may be on these nodes alone is on one of them, and goes by no other node's nonce."""
+        membership = self.decider.membership
+        known = {each.node for each in (*self._agents, *membership.roster.processes.values())}
+        same = {each for each in (*known, *membership.contact.agents) if each.shares_agent(node)}
+        here = not nodes or (node.name in nodes and same <= {node})
         if not here:
             self.decider.note(f"somebody with the certificate of {', '.join(sorted(nodes))} spoke for {node}: refused")
         return here

@@ -92,16 +92,16 @@ def check_node(tls: Tls, node: str) -> None:
     """
     from cryptography import x509
 
-    cert = x509.load_pem_x509_certificate(_read("cert", tls.cert))
     try:
+        cert = x509.load_pem_x509_certificate(_read("cert", tls.cert))
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return  # it is not one that holdfast certs has made
     nodes = nodes_named(names.get_values_for_type(x509.UniformResourceIdentifier))
     if nodes and node not in nodes:
         raise ConfigError(
             f"control.tls.cert: {tls.cert} speaks for node {', '.join(sorted(nodes))} alone, and this is {node}: "
-            "expected its own (--certs DIR), or the other name (--node)"
+            "expected its own (control.tls, --certs), or the other name (HOLDFAST_NODE, --node)"
         )
 
 

@@ -9,9 +9,10 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
 from holdfast.errors import PeerLost
 from holdfast.runtime.transport.links.allowance import Allowance
-from holdfast.runtime.transport.links.handshake import UNKNOWN, Turn, dialing, listening
+from holdfast.runtime.transport.links.handshake import UNKNOWN, Met, Turn, dialing, listening, mark
 from holdfast.runtime.transport.links.inbox import Inbox
 from holdfast.runtime.transport.links.outbox import Outbox
+from holdfast.runtime.transport.links.sealing import Share
 from holdfast.runtime.transport.links.wire import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -188,7 +189,7 @@ def peer(worker, key=b"k" * 32):
 
 
 def shake(caller, listener):
-    """Lets both ends speak; returns whom each took the other for."""
+    """Lets both ends speak; returns what each makes of it."""
     ends, came, found = {"caller": caller, "listener": listener}, {"caller": b"", "listener": b""}, {}
     turns = {name: end.send(None) for name, end in ends.items()}
     for _ in range(10):
@@ -202,19 +203,42 @@ def shake(caller, listener):
                 try:
                     turns[name] = ends[name].send(data)
                 except StopIteration as end:
-                    found[name] = end.value.worker
+                    found[name] = end.value
     return found
 
 
 def known(*peers):
-    return lambda worker, nonce: next(
-        (each for each in peers if (each.worker, each.here.nonce) == (worker, nonce)), None
+    return lambda worker, marked: next(
+        (each for each in peers if (each.worker, mark(each.here.nonce)) == (worker, marked)), None
     )
 
 
 def test_two_that_know_their_key_find_each_other():
     found = shake(dialing(A, NONCES[A], peer(B)), listening(B, NONCES[B], known(peer(A))))
-    assert found == {"caller": B, "listener": A}
+    assert found == {"caller": Met(peer(B), None), "listener": Met(peer(A), None)}
+
+
+def test_and_agree_on_a_key_where_links_are_sealed():
+    ends = dialing(A, NONCES[A], peer(B), Share), listening(B, NONCES[B], known(peer(A)), Share)
+    found = shake(*ends)
+    assert {name: met.peer for name, met in found.items()} == {"caller": peer(B), "listener": peer(A)}
+    keys = {met.seal._key for met in found.values()}
+    assert len(keys) == 1
+    again = shake(dialing(A, NONCES[A], peer(B), Share), listening(B, NONCES[B], known(peer(A)), Share))
+    assert keys != {met.seal._key for met in again.values()}, "each connection has its own"
+
+
+@pytest.mark.parametrize(("one", "other"), [(Share, None), (None, Share)])
+def test_a_sealed_end_and_one_in_the_clear_do_not_meet(one, other):
+    with pytest.raises(BadFrame, match="does not speak as a worker"):
+        shake(dialing(A, NONCES[A], peer(B), one), listening(B, NONCES[B], known(peer(A)), other))
+
+
+def test_the_number_of_a_process_does_not_travel():
+    """Of it and the job's token the keys of its pairs are made."""
+    hello = dialing(A, NONCES[A], peer(B)).send(None).send
+    assert NONCES[A] not in hello
+    assert mark(NONCES[A]) in hello
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,15 @@ No key travels. A proof is good for one direction of one pair of processes and f
 it, so a recorded handshake proves nothing. What is read before is 64 bytes of a stranger, and then 32.
 
 Where links are sealed both say, beside their numbers, their :class:`~holdfast.runtime.transport.links.sealing.Share` in
-the connection's key, 32 bytes: what is proved is proved over these, too.
+the connection's key, 32 bytes more: what is proved is proved over these, too.
+
+Nor does the number travel that a process has drawn for itself, but a digest of it: keys are made of these numbers and
+of the job's token, and so who has nothing but the token, and listens, cannot make them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import struct
@@ -29,7 +33,7 @@ from holdfast.runtime.transport.links.wire import BadFrame
 if TYPE_CHECKING:
     from holdfast.runtime.transport.links.sealing import Seal, Share
 
-__all__ = ["NONCE_BYTES", "UNKNOWN", "Dialogue", "Met", "Turn", "dialing", "listening"]
+__all__ = ["NONCE_BYTES", "UNKNOWN", "Dialogue", "Met", "Turn", "dialing", "listening", "mark"]
 
 NONCE_BYTES = 16
 _CLEAR, _SEALED = b"holdfast link 1\n", b"holdfast seal 1\n"
@@ -71,7 +75,7 @@ def dialing(worker: WorkerId, nonce: bytes, to: Peer, draw: Draw | None = None) 
     """
     share = draw() if draw else None
     ours = _fresh(share)
-    hello = (_SEALED if share else _CLEAR) + _NAME.pack(str(worker).encode()) + nonce + ours
+    hello = (_SEALED if share else _CLEAR) + _NAME.pack(str(worker).encode()) + mark(nonce) + ours
     answer = yield Turn(hello, len(ours) + _PROOF_BYTES)
     theirs, proof = answer[: len(ours)], answer[len(ours) :]
     said = hello + _NAME.pack(str(to.worker).encode()) + to.here.nonce + theirs
@@ -88,7 +92,7 @@ def listening(
     Args:
         worker: who we are.
         nonce: of our process.
-        known: the process of a worker with that nonce; None if we were told of no such process.
+        known: the process of a worker by the mark of its nonce; None if we were told of no such process.
         draw: see dialing.
     """
     magic = _SEALED if draw else _CLEAR
@@ -111,6 +115,11 @@ def listening(
     proof = yield Turn(ours + _proof(peer.key, b"listener" + said), _PROOF_BYTES)
     _check(proof, peer.key, b"dialer" + said)
     return _met(peer, share, hello[at + NONCE_BYTES :], said)
+
+
+def mark(nonce: bytes) -> bytes:
+    """Returns by which a process is known to whoever has been told its nonce, and to nobody else."""
+    return hashlib.blake2b(nonce, digest_size=NONCE_BYTES).digest()
 
 
 def _fresh(share: Share | None) -> bytes:

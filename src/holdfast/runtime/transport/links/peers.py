@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.transport.links.handshake import mark
 
 __all__ = ["Peers"]
 
@@ -29,14 +30,15 @@ class Peers:
         with self._lock:
             return self._newest.get(worker)
 
-    def known(self, worker: WorkerId, nonce: bytes) -> Peer | None:
-        """Returns a worker's process if it is the one with that nonce."""
+    def known(self, worker: WorkerId, marked: bytes) -> Peer | None:
+        """Returns a worker's process if it is the one whose nonce has this mark."""
         peer = self.of(worker)
-        return peer if peer is not None and peer.here.nonce == nonce else None
+        return peer if peer is not None and mark(peer.here.nonce) == marked else None
 
     def is_current(self, peer: Peer) -> bool:
         """Whether it is not one of the past."""
-        return self.known(peer.worker, peer.here.nonce) is not None
+        now = self.of(peer.worker)
+        return now is not None and now.here.nonce == peer.here.nonce
 
     def if_current(self, peer: Peer, act: Callable[[], None]) -> None:
         """Does something if a process is not one of the past; we learn of no other meanwhile."""

@@ -6,8 +6,8 @@ given to this pair of processes, and of all that was said (HKDF). So whoever ste
 it has recorded, and whoever sits on the line meanwhile cannot take part.
 
 A record is its size in 4 bytes, and so many bytes of AES-256-GCM whose nonce is the record's number: one that is
-changed, left out, said again or put elsewhere cannot be opened. What TLS does in records of 16 KiB at most is done
-here in longer ones, which are opened right where they belong.
+changed, said again, or put elsewhere cannot be opened, nor can the one behind one that was left out. What TLS does in
+records of 16 KiB at most is done here in longer ones, which mostly are opened right where they belong.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Seal:
         """Opens the next record.
 
         Raises:
-            BadFrame: it is not what the other end has sent next.
+            BadFrame: it is not what the other end has sent next; what is in ``into`` means nothing.
         """
         try:
             self._cipher.decrypt_into(self._nonce(), record, None, into)
@@ -169,7 +169,7 @@ class UnsealingSocket:
         self._opened = self._room = _NOTHING  # of a record that was longer than the place for it, the rest
 
     def recv_into(self, place: memoryview) -> int:
-        """Reads what has come, as a socket does: less than there is room for only if no more has come as a whole.
+        """Reads what has come, as a socket does: if that is less than there is room for, more is in the kernel alone.
 
         Returns:
             How many bytes are in their place; 0 if the other end has closed the connection.
@@ -179,7 +179,7 @@ class UnsealingSocket:
             BadFrame: what came is not what the other end has sent.
             OSError: the connection is broken.
         """
-        filled, left = 0, True
+        filled = 0
         while filled < len(place):
             if self._opened:
                 size = min(len(self._opened), len(place) - filled)
@@ -188,10 +188,8 @@ class UnsealingSocket:
                 filled += size
             elif (record := self._whole_record()) is not None:
                 filled += self._unseal(record, place[filled:])
-            elif not left or (filled and self._next_bytes() - _SIZE_BYTES - _TAG_BYTES > len(place) - filled):
-                break  # what does not fit behind what is there is read when there is a place for it
-            else:
-                left = self._fetch()
+            elif filled or not self._fetch():
+                break
         if not (filled or self._ended):
             raise BlockingIOError
         return filled
@@ -203,7 +201,7 @@ class UnsealingSocket:
             self._seal.open(record, place[:size])
             return size
         if len(self._room) < size:
-            self._room = memoryview(bytearray(RECORD_BYTES))
+            self._room = memoryview(bytearray(size))
         self._seal.open(record, self._room[:size])
         self._opened = self._room[:size]
         return 0
@@ -230,7 +228,7 @@ class UnsealingSocket:
         """Reads once more: up to the end of the record that has begun, or the first bytes of what comes next.
 
         Returns:
-            Whether more may have come.
+            Whether anything has come.
         """
         whole, held = self._next_bytes(), self._end - self._at
         room = self._came
@@ -238,14 +236,13 @@ class UnsealingSocket:
             room = memoryview(bytearray(_SIZE_BYTES + RECORD_BYTES + _TAG_BYTES))
         room[:held] = self._came[self._at : self._end]
         self._came, self._at, self._end = room, 0, held
-        most = whole if whole > _SHORT_BYTES else _SHORT_BYTES
         try:
-            came = self._connection.recv_into(room[held:most])
+            came = self._connection.recv_into(room[held : max(whole, _SHORT_BYTES)])
         except BlockingIOError:
             return False
         self._ended = not came
         self._end += came
-        return self._end == most
+        return came > 0
 
 
 Sending = socket.socket | SealingSocket

@@ -245,6 +245,8 @@ class Sender:
             self._hang_up(connection, reason)
         elif events & WRITE:
             with self._lock:
+                if self._connection is not connection:  # it is renewed by now
+                    return
                 self._blocked = False
                 self._write(connection)
                 if not self._blocked:
