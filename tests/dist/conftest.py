@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.ports import free_port
 from tests.waiting import LIMIT_S
 
@@ -164,7 +165,7 @@ HANGS = {FaultKind.HANG, FaultKind.STALL, FaultKind.PARTITION}
 
 
 TWO_NODES = "HOLDFAST_TWO_NODES" in os.environ
-"""Whether half of each job's workers run on a second node: all that these tests do, across nodes."""
+"""Whether half of each job's workers run on a second node, whose faults are all but those of emulated nodes."""
 
 
 @contextlib.contextmanager
@@ -234,8 +235,11 @@ class Runs:
 
     def _run(self, job: Job, **options) -> Summary:
         options = {"run_dir": self.folder(), **options}
-        if not TWO_NODES or "slots" in options:
+        emulated = any(fault.node is not None or fault.kind is FaultKind.PARTITION for fault in options["faults"])
+        if not TWO_NODES or emulated or "slots" in options:
             return train(job, **options)
+        if not job.control.coordinators:
+            job = replace(job, control=replace(job.control, coordinators=1))
         here = job.most_workers // 2
         with second_node(options["run_dir"], job.most_workers - here):
             return train(job, slots=here, **options)

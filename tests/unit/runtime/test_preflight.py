@@ -105,6 +105,15 @@ def test_networks_of_their_own_have_no_certificates(options):
     assert str(error).startswith("control.tls: cannot be used with partition faults")
 
 
+@pytest.mark.parametrize(("slots", "refused"), [(None, False), (4, False), (3, True)])
+def test_a_group_of_workers_is_struck_where_all_of_them_are(slots, refused):
+    """Else those of it that are elsewhere would live on, and nobody be told."""
+    errors = preflight(request("kill-node:0@1", slots=slots), Machine()).errors
+    assert [str(error).startswith("--fault kill-node:0@1:start: strikes workers") for error in errors] == [
+        True
+    ] * refused
+
+
 def test_before_the_probe_nothing_is_planned_and_after_it_all_is():
     run = request("kill:0.0@1")
     assert preflight(run, Machine()).planned is None

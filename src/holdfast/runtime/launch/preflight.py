@@ -147,6 +147,12 @@ def _check_networks(request: RunRequest) -> None:
         raise ConfigError(
             "--fault partition: cuts networks of nodes that are made on one machine, on which all workers have to begin"
         )
+    whole = [fault for fault in request.faults if fault.node is not None]
+    if whole and request.begin_elsewhere:
+        raise ConfigError(
+            f"--fault {whole[0]}: strikes workers of one machine, in groups (grid.workers_per_node), and "
+            f"{request.begin_elsewhere} workers begin on other ones; expected all here, or kill the agent there instead"
+        )
     if request.job.control.tls is not None and request.isolated:
         raise ConfigError(
             "control.tls: cannot be used with partition faults, whose networks have addresses of their own"
