@@ -164,7 +164,7 @@ PATIENT = "control.hang_s=15"
 HANGS = {FaultKind.HANG, FaultKind.STALL, FaultKind.PARTITION}
 
 
-TWO_NODES = "HOLDFAST_TWO_NODES" in os.environ
+TWO_NODES = os.environ.get("HOLDFAST_TWO_NODES") == "1"
 """Whether half of each job's workers run on a second node, whose faults are all but those of emulated nodes."""
 
 
@@ -178,9 +178,11 @@ def second_node(run_dir: Path, slots: int) -> Iterator[None]:
         with subprocess.Popen(line, env=environment, stdout=out, stderr=subprocess.STDOUT) as agent:
             try:
                 yield
-                agent.wait(LIMIT_S)
             finally:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    agent.wait(LIMIT_S)
                 agent.kill()
+            assert agent.wait() in (0, 93), out.name
 
 
 class Reference:

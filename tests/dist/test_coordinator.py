@@ -138,7 +138,7 @@ def test_one_that_cannot_live_ends_the_job_with_a_clear_error(runs):
 
 @pytest.fixture
 def tls(runs):
-    """The overrides under which every control connection and every state transfer speaks mutual TLS."""
+    """The overrides under which every control connection speaks mutual TLS, and links are sealed."""
     ca, cert, key = make_certificates(runs.folder() / "certs", ("127.0.0.1",))
     return tuple(f"control.tls.{name}={path}" for name, path in (("ca", ca), ("cert", cert), ("key", key)))
 

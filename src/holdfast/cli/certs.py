@@ -30,7 +30,7 @@ def add_certs_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "--nodes",
         metavar="NAME,NAME...",
         help="makes a folder DIR/NAME for each of these nodes, as agents call them (`--node`, or the host's name), "
-        "what is in it speaks for no other node",
+        "what is in it speaks for no other node; the job is begun on the first of them",
     )
     parser.add_argument("--days", type=float, default=365.0, help="how long they are valid (default 365)")
     parser.set_defaults(run=run)
@@ -46,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         first, *others = make_node_certificates(out, hosts, args.nodes.split(","), days=args.days)
         ca, cert, key = (first / f"{name}.pem" for name in ("ca", "cert", "key"))
-        print(
-            f"# where the job is begun, if that is {first.name}; agents: "
-            + ", ".join(f"--certs {each}" for each in others)
-        )
+        print(f"# for {first.name}, if the job is begun there")
+        for each in others:
+            print(f"# for the agent of {each.name}: --certs {each}")
     print(f"control:\n  tls: {{ca: {ca}, cert: {cert}, key: {key}}}")
     return 0

@@ -85,8 +85,8 @@ class ControlClient:
         hello: makes what a stream begins with; called in the reading thread.
         on_command: called in the reading thread with every command.
         on_closed: called in the reading thread once, at the end: with None at a normal end, else with ConfigError (the
-            token was refused, and nobody else has answered) or CoordinatorUnavailable (there was no coordinator for
-            ``reattach_s``).
+            token was refused, and nobody else has answered; or we speak for somebody else) or CoordinatorUnavailable
+            (there was no coordinator for ``reattach_s``).
         reattach_s: seconds without a coordinator after which it is given up.
         clock: seconds that this process has run: none are held against the coordinator while we were stopped.
         tls: certificates; None connects in the clear.
@@ -168,7 +168,12 @@ class ControlClient:
         self._on_closed(problem)
 
     def _is_final(self, problem: Problem) -> bool:
-        """Whether all have refused our token: where a coordinator was that is dead, a stranger may listen by now."""
+        """Whether all have refused our token: where a coordinator was that is dead, a stranger may listen by now.
+
+        Or whether one that has our token has refused us.
+        """
+        if isinstance(problem, _Denied):
+            return True
         if isinstance(problem, ConfigError):
             self._strangers.add(self._address)
         return self._strangers.issuperset(self._addresses)
@@ -294,11 +299,17 @@ def _opened(
 
 def _explained(address: str, error: grpc.RpcError) -> ConfigError | CoordinatorUnavailable:
     code, details = error.code(), error.details()
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+    if code is grpc.StatusCode.UNAUTHENTICATED:
         return ConfigError(f"coordinator at {address}: {details}")
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return _Denied(f"coordinator at {address}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE and (details or "").startswith(NO_LEADER):
         return NobodyLeads(f"coordinator at {address}: {details}")
     return CoordinatorUnavailable(f"coordinator at {address}: {code.name.lower()}: {details}")
+
+
+class _Denied(ConfigError):
+    """Whoever leads does not take us for whom we say we are: by our share, our certificate or our words."""
 
 
 class _Outbox:

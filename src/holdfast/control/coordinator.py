@@ -410,13 +410,15 @@ class Coordinator:
 
     def _is_there(self, node: NodeId, nodes: frozenset[str]) -> bool:
         """Whether somebody who may be on these nodes alone is on one of them, and goes by no other node's nonce."""
+        if not nodes:
+            return True
         membership = self.decider.membership
         known = {each.node for each in (*self._agents, *membership.roster.processes.values())}
-        same = {each for each in (*known, *membership.contact.agents) if each.shares_agent(node)}
-        here = not nodes or (node.name in nodes and same <= {node})
-        if not here:
+        others = any(each.shares_agent(node) and each != node for each in (*known, *membership.contact.agents))
+        if others or node.name not in nodes:
             self.decider.note(f"somebody with the certificate of {', '.join(sorted(nodes))} spoke for {node}: refused")
-        return here
+            return False
+        return True
 
     def _all_its_own(self, peer: _Peer, messages: Sequence[Message]) -> bool:
         """Whether a peer speaks for nobody but itself; says so in the log if not."""

@@ -50,6 +50,19 @@ def test_what_a_cloud_and_its_system_say_is_one_notice(heard, sent, come):
     assert heard(*sent) == come
 
 
+def test_what_the_system_says_in_the_same_moment_is_its_part_of_the_notice(monkeypatch):
+    """The next SIGTERM is somebody else's."""
+    answering = Signals()
+    with answering.answered(), answering.heard(on_notice=lambda: None, wake=lambda: None):
+        monkeypatch.setattr(signals, "ONE_NOTICE_S", 3600.0)
+        notice_from_cloud()
+        os.kill(os.getpid(), TERM)
+        monkeypatch.setattr(signals, "ONE_NOTICE_S", 0.0)
+        assert answering.interrupted is None
+        os.kill(os.getpid(), TERM)
+        assert answering.interrupted is not None
+
+
 def test_where_no_notice_is_wanted_a_cloud_ends_the_job():
     answering = Signals()
     with answering.answered(), answering.heard(on_notice=None, wake=lambda: None):

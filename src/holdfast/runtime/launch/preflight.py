@@ -148,10 +148,11 @@ def _check_networks(request: RunRequest) -> None:
             "--fault partition: cuts networks of nodes that are made on one machine, on which all workers have to begin"
         )
     whole = [fault for fault in request.faults if fault.node is not None]
-    if whole and request.begin_elsewhere:
+    if whole and request.begin_here < request.job.most_workers:
         raise ConfigError(
             f"--fault {whole[0]}: strikes workers of one machine, in groups (grid.workers_per_node), and "
-            f"{request.begin_elsewhere} workers begin on other ones; expected all here, or kill the agent there instead"
+            f"{request.job.most_workers - request.begin_here} may be on other ones; expected room for all here, or "
+            "kill the agent there instead"
         )
     if request.job.control.tls is not None and request.isolated:
         raise ConfigError(

@@ -127,6 +127,7 @@ class Signals:
         by_cloud, _Cloud.speaks = _Cloud.speaks, False
         self._said_twice = self._said_twice or by_cloud
         if now - self._noticed < ONE_NOTICE_S or (by_cloud and self.notice is not None):
+            self._said_twice = self._said_twice and (by_cloud or number != signal.SIGTERM)
             return
         if (tell := self._on_notice) is not None:
             self._on_notice, self.notice, self._noticed = None, number, now

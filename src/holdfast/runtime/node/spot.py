@@ -147,7 +147,7 @@ def find(text: str) -> Cloud:
     """
     name, equals, url = text.partition("=")
     if name in CLOUDS:
-        if equals and not url.startswith("http://"):
+        if equals and not _is_url(url):
             raise ConfigError(f"--preempt {text}: expected {name}=http://HOST[:PORT]")
         cloud = CLOUDS[name]
         return replace(cloud, url=url.rstrip("/")) if equals else cloud
@@ -158,6 +158,13 @@ def find(text: str) -> Cloud:
             cloud.here(cloud.get)
             return cloud
     raise ConfigError(f"--preempt auto: no metadata service answers; expected a machine of {', '.join(CLOUDS)}")
+
+
+def _is_url(text: str) -> bool:
+    with contextlib.suppress(ValueError):  # of a port that is no number
+        found = urlsplit(text)
+        return found.scheme == "http" and bool(found.hostname) and (found.port is None or found.port > 0)
+    return False
 
 
 @contextlib.contextmanager
