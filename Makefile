@@ -71,11 +71,13 @@ contracts: $(STAMP)
 mutate: $(STAMP)  ## change the code in 300 places, one at a time: does any test notice?
 	$(BIN)/python -m tools.mutate $(MUTATE_ARGS)
 
-soak: $(STAMP)  ## what `make test` leaves out; five rounds of real processes, 20,000 inputs per parser, 2,000 seeds, 300 real faults in one run, 50 pauses
+soak: $(STAMP)  ## what `make test` leaves out; five rounds of real processes, 20,000 inputs per parser, 2,000 seeds, 5,000 orders of a device, 300 real faults in one run, 50 pauses
 	$(BIN)/python -m pytest -n auto --soak --timeout 7200 tests/property tests/fuzz tests/unit tests/contract tests/golden
 	for i in $$(seq 5); do echo "round $$i of 5"; \
 	$(MAKE) test-processes PYTEST_FLAGS=--soak && $(MAKE) test-alone PYTEST_FLAGS=--soak || exit 1; done
 	HOLDFAST_FUZZ_INPUTS=20000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/fuzz
+	HOLDFAST_LATE_ORDERS=5000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/unit/numerics/test_late.py
+	HOLDFAST_DEVICE=late $(BIN)/python -m pytest -n auto --timeout 7200 tests/unit/numerics
 	HOLDFAST_SEEDS=2000 HOLDFAST_AUDITED_STEPS=5000 $(BIN)/python -m pytest -n auto --soak --timeout 7200 tests/sim
 	HOLDFAST_SOAK_FAULTS=300 HOLDFAST_HEALTHY_STEPS=5000 $(BIN)/python -m pytest tests/dist/test_soak.py
 	HOLDFAST_SOAK_FAULTS=200 $(BIN)/python -m pytest tests/dist/test_struck_scripts.py

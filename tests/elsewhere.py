@@ -1,6 +1,6 @@
 """A device whose memory is apart from the host's, without one: what is brought there and back is copied and counted."""
 
-from holdfast.devices.device import Host
+from holdfast.devices.device import Host, Outgoing
 
 
 class Elsewhere(Host):
@@ -12,9 +12,9 @@ class Elsewhere(Host):
         super().__init__()
         self.here, self.there = 0, 0
 
-    def on_host(self, tensor):
+    def outgoing(self, tensor):
         self.here += 1
-        return tensor.detach().clone()
+        return Outgoing(tensor.detach().clone())
 
     def brought(self, tensor):
         self.there += 1

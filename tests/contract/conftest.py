@@ -1,6 +1,7 @@
 """The port behind one suite: links between processes, memory between threads."""
 
 import contextlib
+import importlib
 import multiprocessing
 import runpy
 import threading
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.elsewhere import Elsewhere
 from tests.memory_transport import MemoryHub, MemoryTransport
 from tests.processes import process_of
 from tests.waiting import LIMIT_S
@@ -20,11 +20,13 @@ from holdfast.control.messages import Hello, Here
 from holdfast.control.peer_directory import PeerDirectory
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Link
+from holdfast.devices.device import HOST
 from holdfast.runtime.node.forks import FORKS, ForkedProcess
 from holdfast.runtime.transport.delayed import DelayedTransport
 from holdfast.runtime.transport.staged import StagedTransport
 
 WORKER = Path(__file__).with_name("transport_worker.py")
+HOOK = "the hook for devices written in Python is of torch 2.13"
 
 
 class Call:
@@ -199,6 +201,8 @@ class SealedCluster(LinkCluster):
 class MemoryCluster:
     """Workers in threads of this process."""
 
+    device = HOST
+
     def __init__(self):
         self._hub = MemoryHub()
         self._serve = runpy.run_path(str(WORKER))["serve"]
@@ -210,7 +214,7 @@ class MemoryCluster:
 
         def live():
             with theirs:
-                self._serve(theirs, lambda say: self._transport(worker))
+                self._serve(theirs, lambda say: self._transport(worker), self.device)
 
         thread = threading.Thread(target=live, daemon=True)
         thread.start()
@@ -241,10 +245,15 @@ class DelayedCluster(MemoryCluster):
 
 
 class StagedCluster(MemoryCluster):
-    """The same with tensors in the memory of a device."""
+    """The same with tensors in the memory of a device that computes late."""
+
+    def __init__(self):
+        super().__init__()
+        pytest.importorskip("torch", minversion="2.13", reason=HOOK)
+        self.device = importlib.import_module("tests.accelerator").Late()
 
     def _transport(self, worker):
-        return StagedTransport(super()._transport(worker), Elsewhere())
+        return StagedTransport(super()._transport(worker), self.device)
 
 
 CLUSTERS = {

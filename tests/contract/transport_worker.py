@@ -14,6 +14,7 @@ import torch
 from holdfast.core.instructions import Reduction
 from holdfast.core.summing import Total, plain
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.devices.device import HOST
 from holdfast.optim.accumulate import Accumulator, Layout
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import SumKey
@@ -22,8 +23,8 @@ from holdfast.runtime.transport.port import SumKey
 class Calls:
     """What a test may call."""
 
-    def __init__(self, transport):
-        self._transport = transport
+    def __init__(self, transport, device):
+        self._transport, self._device = transport, device
         self._handles = {}
         self._arguments = {}
 
@@ -32,18 +33,21 @@ class Calls:
         self._transport.build(generation, groups, step=step, expected=expected)
 
     def send(self, key, peer, dtype, values):
-        """Overwrites the tensor as soon as ``send`` has returned."""
+        """Overwrites a tensor of the host's as soon as ``send`` has returned; waits for something else behind it."""
         tensor = torch.tensor(values, dtype=getattr(torch, dtype))
-        self._transport.send(key, peer, tensor)
-        tensor.fill_(99)
+        self._transport.send(key, peer, self._device.brought(tensor))
+        if not self._device.apart:
+            tensor.fill_(99)
+        self._transport.hand_on()
 
     def post(self, name, key, peer, dtype, shape):
         self._handles[name] = self._transport.receive(key, peer, TensorSpec(shape=shape, dtype=dtype))
 
     def reduce(self, name, members, dtype, values, layer=0, generation=1, step=0):
-        self._arguments[name] = torch.tensor(values, dtype=getattr(torch, dtype))
+        self._arguments[name] = self._device.brought(torch.tensor(values, dtype=getattr(torch, dtype)))
         key = SumKey(generation, step, Reduction((layer,), members))
         self._handles[name] = self._transport.all_reduce(key, plain(self._arguments[name]))
+        self._transport.hand_on()
 
     def reduce_gradients(self, name, members, size, of, microbatches, layer=0, left_out=()):
         """Contributes gradients of some of the micro-batches of a step, of so many numbers each."""
@@ -53,6 +57,7 @@ class Calls:
         sums.leave_out(left_out)
         key = SumKey(1, 0, Reduction((layer,), members))
         self._handles[name] = self._transport.all_reduce(key, sums.message())
+        self._transport.hand_on()
 
     def wait(self, name):
         found = self._handles.pop(name).wait()
@@ -97,10 +102,10 @@ class Calls:
         return len(os.listdir("/proc/self/task"))
 
 
-def serve(connection, transport_of):
+def serve(connection, transport_of, device=HOST):
     """Serves one test until it says quit, or its end of the pipe is closed.
 
-    ``transport_of`` makes the transport; it is given what tells a test something.
+    ``transport_of`` makes the transport; it is given what tells a test something. What is sent is on the device.
     """
     sending = threading.Lock()
 
@@ -110,7 +115,7 @@ def serve(connection, transport_of):
 
     transport = transport_of(say)
     calls = queue.SimpleQueue()
-    threading.Thread(target=_work, args=(calls, Calls(transport), say), daemon=True).start()
+    threading.Thread(target=_work, args=(calls, Calls(transport, device), say), daemon=True).start()
     while True:
         kind, *given = connection.recv()
         if kind == "call":

@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and `ip` (iproute2)"),
 ]
 
+LONG = ("train.steps=24",)
+"""Steps enough that the job is not over when its launcher has heard of the first ones and does something about it."""
 VICTIM = WorkerId(1, 2)
 NODE = 6
 
@@ -63,7 +65,8 @@ def made(monkeypatch):
 def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made, executed_as_ordered, healed):
     """Nobody is killed and no connection is closed: packets are lost, and that is all that anyone gets to see."""
     run_dir = runs.folder()
-    job = runs.job("gpt", ("control.fence_grace_s=60", "control.reattach_s=1"))
+    job = runs.job("gpt", ("control.fence_grace_s=60", "control.reattach_s=1", *LONG))
+    healthy = runs.healthy("gpt", LONG)
     done = []
 
     def told():
@@ -87,8 +90,8 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
     assert outcome.outcome == "done"
     assert outcome.generations == 2
     executed_as_ordered(run_dir)
-    assert outcome.weights_sha256 == runs.healthy("gpt").weights_sha256
-    assert outcome.state_sha256 == runs.healthy("gpt").state_sha256
+    assert outcome.weights_sha256 == healthy.weights_sha256
+    assert outcome.state_sha256 == healthy.state_sha256
     events = [event for _, event in read_events(run_dir / "events.jsonl")]
     assert len(told()) == 1
     assert told()[0].startswith("ends itself: ")
@@ -106,12 +109,13 @@ def test_two_nodes_that_cannot_reach_each_other_go_on_without_one_of_them(runs, 
             made[0].part(NODE, NODE - 1)
             done.append("parted")
 
-    outcome = Launcher(request=RunRequest(job=runs.job("gpt"), run_dir=run_dir, isolate=True), on_progress=part).run()
+    healthy, request = runs.healthy("gpt", LONG), RunRequest(job=runs.job("gpt", LONG), run_dir=run_dir, isolate=True)
+    outcome = Launcher(request=request, on_progress=part).run()
     assert done == ["parted"]
     assert outcome.outcome == "done"
     executed_as_ordered(run_dir)
-    assert outcome.weights_sha256 == runs.healthy("gpt").weights_sha256
-    assert outcome.state_sha256 == runs.healthy("gpt").state_sha256
+    assert outcome.weights_sha256 == healthy.weights_sha256
+    assert outcome.state_sha256 == healthy.state_sha256
     events = [event for _, event in read_events(run_dir / "events.jsonl")]
     (lost,) = (event for event in events if isinstance(event, Detected))
     ends = {"1.1": "its node node-5 and node-6", "1.2": "its node node-6 and node-5"}

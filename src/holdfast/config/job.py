@@ -52,7 +52,7 @@ Spares = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|(?!cuda:).+:[A-Za-z_]\w*")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
@@ -428,7 +428,8 @@ class Train(_Plain, frozen=True, kw_only=True):
         time_limit: seconds after which the loop of a script ends as by ``hf.stop()``; what stands behind it is run.
         device: what layers are computed on: ``cpu``; ``cuda``, a GPU for each worker; ``cuda:N``, one GPU that all
             share, by its number among those that are visible; ``auto``: ``cuda`` where there are as many GPUs as
-            workers, else ``cpu`` (docs/gpu.md). The loop of a script computes on CPUs.
+            workers, else ``cpu`` (docs/gpu.md); ``path/to/file.py:name``: what makes one of your own. The loop of a
+            script computes on CPUs.
     """
 
     steps: Positive
@@ -447,7 +448,10 @@ class Train(_Plain, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
-            raise ValueError(f"Expected device to be auto, cpu, cuda or cuda:N, such as cuda:0, got {self.device!r}")
+            raise ValueError(
+                "Expected device to be auto, cpu, cuda, cuda:N such as cuda:0, or path/to/file.py:name, "
+                f"got {self.device!r}"
+            )
         if self.audit_every and self.numerics == "fast":
             raise ValueError(
                 f"Expected numerics to be exact with audit_every {self.audit_every}, got fast, which does not promise "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from holdfast.devices.device import Device
+from holdfast.devices.queued import Queued, Stream
 from holdfast.errors import ConfigError
 
 __all__ = ["Cuda", "shown_alone", "visible"]
@@ -16,15 +17,10 @@ __all__ = ["Cuda", "shown_alone", "visible"]
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REPEATABLE = (":4096:8", ":16:8")
-_AHEAD = 2
-"""Operations that may be queued behind the one that runs: calls take less time than they do."""
 
 
-class Cuda(Device):
-    """One GPU, by its number among those that the process may see.
-
-    Operations are queued on one stream, in the order in which they are called, by all threads of the process; whoever
-    reads a result on the host waits for it.
+class Cuda(Queued):
+    """One GPU, by its number among those that the process may see; whoever asks for a number waits for it.
 
     Args:
         number: of the GPU.
@@ -38,8 +34,8 @@ class Cuda(Device):
         if number >= found:
             raise ConfigError(f"there is no GPU cuda:{number}: {_seen(found)}; expected cpu, or one that is there")
         self.torch = torch.device("cuda", number)
-        self._marks: deque[torch.cuda.Event] = deque()  # behind the operations that are queued
         torch.cuda.set_device(self.torch)
+        super().__init__(out=_stream(self.torch), back=_stream(self.torch))
 
     @classmethod
     def alone(cls, number: int) -> Cuda:
@@ -78,26 +74,15 @@ class Cuda(Device):
         """See Device.memory: pinned, which is copied four to forty times as fast; torch keeps what was once pinned."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def on_host(self, tensor: Tensor) -> Tensor:
-        """See Device.on_host: waits for the copy, and with it for all that was queued before."""
-        if not tensor.is_cuda:
-            return tensor
-        dense = tensor.detach().contiguous()
-        here = self.memory(dense.nbytes).view(dense.dtype).view(dense.shape)
-        here.copy_(dense, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        return here
+    @property
+    def _compute(self) -> Stream:
+        return torch.cuda.current_stream(self.torch)
 
-    def brought(self, tensor: Tensor) -> Tensor:
-        """See Device.brought: torch keeps pinned memory from being used again until it is copied."""
-        return tensor.to(self.torch, non_blocking=True)
+    def _on(self, stream: Stream) -> AbstractContextManager[object]:
+        return torch.cuda.stream(cast("torch.cuda.Stream", stream))
 
-    def keep_pace(self) -> None:
-        """See Device.keep_pace."""
-        self._marks.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
-        self._marks[-1].record()
-        if len(self._marks) > _AHEAD:
-            self._marks.popleft().synchronize()
+    def _hold(self, tensor: Tensor, stream: Stream) -> None:
+        tensor.record_stream(cast("torch.cuda.Stream", stream))
 
     @property
     def identity(self) -> str:
@@ -105,6 +90,10 @@ class Cuda(Device):
         of = torch.cuda.get_device_properties(self.torch)
         kind = f"{of.name}, {of.multi_processor_count} multiprocessors"
         return f"{kind}, torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {_cudnn()}"
+
+
+def _stream(device: torch.device) -> Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _cudnn() -> object:

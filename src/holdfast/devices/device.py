@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from holdfast.devices.fresh import host_memory
 
-__all__ = ["HOST", "Device", "Host"]
+__all__ = ["HOST", "Device", "Host", "Mark", "Outgoing"]
+
+
+class Mark(Protocol):
+    """It has passed when all is done that was queued before it. torch's events are such."""
+
+    def query(self) -> bool:
+        """Whether it has passed."""
+
+    def synchronize(self) -> None:
+        """Waits until it has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A tensor that is copied to the host's memory.
+
+    Attributes:
+        tensor: there; of any content until the mark has passed.
+        mark: behind the copy; None: nothing is copied.
+    """
+
+    tensor: Tensor
+    mark: Mark | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is there."""
+        return self.mark is None or self.mark.query()
+
+    def wait(self) -> Tensor:
+        """Waits until it is there, and returns it."""
+        if self.mark is not None:
+            self.mark.synchronize()
+        return self.tensor
 
 
 class Device(ABC):
@@ -36,8 +72,11 @@ class Device(ABC):
         """Returns so many bytes of the host's memory, of any content, for what comes from the device or goes there."""
 
     @abstractmethod
-    def on_host(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor in the host's memory, once it is computed; itself where it is there."""
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        """Has the tensor copied to the host's memory once it is computed; itself where it is there.
+
+        Nobody changes the one that is given until it is copied.
+        """
 
     @abstractmethod
     def brought(self, tensor: Tensor) -> Tensor:
@@ -75,9 +114,9 @@ class Host(Device):
         """See Device.memory."""
         return host_memory(size)
 
-    def on_host(self, tensor: Tensor) -> Tensor:
-        """See Device.on_host."""
-        return tensor
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        """See Device.outgoing."""
+        return Outgoing(tensor)
 
     def brought(self, tensor: Tensor) -> Tensor:
         """See Device.brought."""

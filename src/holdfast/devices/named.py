@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from holdfast.devices.cuda import Cuda, visible
 from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 
-__all__ = ["arithmetic", "choose", "opened"]
+__all__ = ["arithmetic", "check_alike", "choose", "is_target", "opened"]
 
 _CPU, _CUDA, _AUTO = "cpu", "cuda", "auto"
 
@@ -22,13 +23,38 @@ def choose(wanted: str, workers: int) -> tuple[str, tuple[str, ...]]:
     Asks the driver, unless it is the CPU: not in a process that others are forked from.
 
     Args:
-        wanted: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        wanted: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; or what makes a device, which stays as it is.
         workers: how many are to have a GPU each.
     """
-    gpus = () if wanted == _CPU else visible()
+    gpus = visible() if wanted.partition(":")[0] in (_CUDA, _AUTO) else ()
     if wanted == _AUTO:
         wanted = _CUDA if len(gpus) >= workers else _CPU
     return wanted, () if wanted == _CPU else gpus
+
+
+def is_target(name: str) -> bool:
+    """Whether a device is named by what makes it, in a person's own code."""
+    return ":" in name and not name.startswith(f"{_CUDA}:")
+
+
+def check_alike(chosen: str, gpus: Sequence[str], workers: int) -> None:
+    """Checks that workers which have a GPU each have GPUs of one model: others do not compute the same bits.
+
+    Args:
+        chosen: what the job computes on, as ``choose`` says.
+        gpus: the names of those that are visible.
+        workers: how many there are to be.
+
+    Raises:
+        ConfigError: they are of several models.
+    """
+    kinds = list(dict.fromkeys(gpus[:workers])) if chosen == _CUDA else []
+    if len(kinds) > 1:
+        raise ConfigError(
+            "train.device: with numerics exact all workers compute on GPUs of one model, and of the first "
+            f"{workers} here some are {' and some '.join(kinds)}; expected that CUDA_VISIBLE_DEVICES shows those of "
+            "one, or numerics fast"
+        )
 
 
 def arithmetic(device: Device) -> str:

@@ -36,7 +36,7 @@ from holdfast.core.program import Wanted
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
-from holdfast.errors import InternalError, StaleGeneration, WorkFailed
+from holdfast.errors import ClusterError, InternalError, StaleGeneration, WorkFailed
 from holdfast.protocol.effects import (
     Asked,
     Attach,
@@ -313,7 +313,10 @@ class Driver:
             try:
                 if self.on_effect is not None:
                     yield partial(self.on_effect, effect)
-                self.monitor.move(waiting=isinstance(effect, WAITS))
+                waits = isinstance(effect, WAITS)
+                if waits:
+                    yield partial(self._hand_on, effect)
+                self.monitor.move(waiting=waits)
                 self._record.recorder.yielded(effect)
                 result = yield from self._perform(effect)
                 self._record.recorder.performed(effect)
@@ -323,6 +326,14 @@ class Driver:
                 error = problem
             if isinstance(effect, WAITS):
                 self.monitor.move(waiting=False)
+
+    def _hand_on(self, effect: WorkerEffect) -> None:
+        """Nobody waits for us while we wait: that our device is not done yet is no wait for others."""
+        try:
+            self.transport.hand_on()
+        except ClusterError:
+            if not isinstance(effect, (Listen, Build)):  # another generation follows, with or without whom is lost
+                raise
 
     def _perform(self, effect: WorkerEffect) -> Doing:
         if not isinstance(effect, AT_ANY_TIME):

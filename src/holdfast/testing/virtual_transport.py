@@ -75,6 +75,9 @@ class VirtualTransport:
         size = rates.profile.layers[key.boundary - 1].boundary_bytes
         return world.time.after(rates.profile.link.seconds_of(size), arrive)
 
+    def hand_on(self) -> None:
+        """See Transport.hand_on: all that is given is sent at once."""
+
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Waiting:
         """See Transport.receive."""
         mail, worker = self._world.mail, self._process.worker

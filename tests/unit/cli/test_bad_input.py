@@ -131,7 +131,8 @@ def complaint(done):
         ),
         (
             ["train", "job.yaml", "--set", "train.device=gpu"],
-            "holdfast: job.yaml: train: expected device to be auto, cpu, cuda or cuda:N, such as cuda:0, got 'gpu'",
+            "holdfast: job.yaml: train: expected device to be auto, cpu, cuda, cuda:N such as cuda:0, or "
+            "path/to/file.py:name, got 'gpu'",
         ),
         (
             ["train", "job.yaml", "--set", "model.checkpoint_activations=3"],

@@ -696,7 +696,8 @@ def test_what_logs_need_is_named(overrides, needed):
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:0 ", ""])
 def test_what_is_no_device_is_refused(device):
     found = complaint(JOB | {"train": {"steps": 3, "device": device}})
-    assert found == f"train: expected device to be auto, cpu, cuda or cuda:N, such as cuda:0, got {device!r}"
+    wanted = "auto, cpu, cuda, cuda:N such as cuda:0, or path/to/file.py:name"
+    assert found == f"train: expected device to be {wanted}, got {device!r}"
 
 
 def test_devices_that_can_be_asked_for():

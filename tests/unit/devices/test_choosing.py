@@ -5,7 +5,7 @@ import torch
 
 from holdfast.devices.cuda import Cuda, shown_alone
 from holdfast.devices.device import Host
-from holdfast.devices.named import choose, opened
+from holdfast.devices.named import check_alike, choose, is_target, opened
 from holdfast.errors import ConfigError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
@@ -17,7 +17,7 @@ def test_a_cpu_needs_nothing():
     assert isinstance(device, Host)
     assert device.torch == torch.device("cpu")
     tensor = torch.ones(3)
-    assert device.on_host(tensor) is tensor
+    assert device.outgoing(tensor).wait() is tensor
     assert device.brought(tensor) is tensor
     assert device.memory(7).shape == (7,)
     device.seed(3)
@@ -63,3 +63,18 @@ def test_an_environment_in_which_products_differ_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"^CUBLAS_WORKSPACE_CONFIG=:0:0: matrix products would not be repeatable"):
         Cuda.settle(object.__new__(Cuda))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_device_of_somebody_elses_code_is_left_as_it_is():
+    assert is_target("my/devices.py:Own")
+    assert not any(map(is_target, ("cpu", "auto", "cuda", "cuda:1")))
+    assert choose("my/devices.py:Own", 4) == ("my/devices.py:Own", ())
+
+
+def test_gpus_of_several_models_are_refused_where_workers_have_one_each():
+    gpus = ("NVIDIA H200", "NVIDIA H200", "NVIDIA A100")
+    check_alike("cuda", gpus, 2)
+    check_alike("cuda:2", gpus, 3)
+    check_alike("cpu", (), 3)
+    with pytest.raises(ConfigError, match=r"GPUs of one model, and of the first 3 here some are NVIDIA H200 and some"):
+        check_alike("cuda", gpus, 3)

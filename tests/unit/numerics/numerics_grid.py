@@ -1,6 +1,7 @@
 """Drives several stages in one process as a grid of workers would."""
 
 import copy
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,15 @@ from holdfast.runtime.engine.stepped import ReducedLayers
 Load = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
+def _device() -> Device:
+    """The host; with ``HOLDFAST_DEVICE=late`` that of tests/accelerator.py."""
+    if os.environ.get("HOLDFAST_DEVICE") != "late":
+        return HOST
+    from tests.accelerator import Late
+
+    return Late()
+
+
 @dataclass
 class Job:
     """What is trained; `stages` makes fresh workers for it."""
@@ -38,7 +48,7 @@ class Job:
     commit: CommitMethod = "shadow"
     checkpointed: frozenset[int] = frozenset()
     outputs: Sequence[TensorSpec] = ()
-    device: Device = HOST
+    device: Device = field(default_factory=_device)
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
     def stages(self, ranges: Sequence[tuple[int, int]]) -> list[Stage]:
@@ -74,17 +84,22 @@ def run_microbatch(route: Sequence[Stage], step: int, microbatch: int, split: bo
 def forward(route: Sequence[Stage], step: int, microbatch: int) -> None:
     activation = None
     for stage in route:
-        activation = stage.forward(step, microbatch, activation)
+        activation = _sent(stage, stage.forward(step, microbatch, activation))
     assert activation is None
 
 
 def backward(route: Sequence[Stage], step: int, microbatch: int, split: bool = False) -> None:
     gradient = None
     for stage in reversed(route):
-        gradient = stage.backward(OpKind.I if split else OpKind.B, step, microbatch, gradient)
+        gradient = _sent(stage, stage.backward(OpKind.I if split else OpKind.B, step, microbatch, gradient))
     assert gradient is None
     for stage in route if split else ():
         assert stage.backward(OpKind.W, step, microbatch, None) is None
+
+
+def _sent(stage: Stage, tensor: Tensor | None) -> Tensor | None:
+    """What comes to others, as the transport copies it."""
+    return None if tensor is None else stage._on.outgoing(tensor).wait()
 
 
 def reduce(stages: Sequence[Stage], standing: Sequence[ReducedLayers] = ()) -> dict[ReducedLayers, Total]:
@@ -102,7 +117,8 @@ def add_up(
     told: dict[ReducedLayers, list[Contribution]] = defaultdict(list)
     for stage in stages:
         for reduction in (each for each in stage.reductions if each not in standing):
-            told[reduction].append(stage.message(reduction))
+            message = stage.message(reduction)
+            told[reduction].append(replace(message, parts=tuple(_sent(stage, part) for part in message.parts)))
     sums = {reduction: summing.add_up(each) for reduction, each in told.items()}
     vote = None
     for stage in stages:

@@ -100,7 +100,7 @@ def test_gradients_equal_plain_autograd() -> None:
     for index, layer in enumerate(plain):
         found = stage._gradients(index, stage._owned[index], 1.0)
         for name, parameter in layer.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad / 2, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(found[name], parameter.grad / 2, rtol=1e-4, atol=1e-7, check_device=False)
 
 
 def _without_dropout() -> list[nn.Module]:
@@ -345,7 +345,7 @@ def test_running_statistics_are_those_of_torch() -> None:
         reduce([stage])
         commit([stage])
         for name, value in plain[0].named_buffers():
-            torch.testing.assert_close(stage.export(0).buffers[name], value)
+            torch.testing.assert_close(stage.export(0).buffers[name], value, check_device=False)
 
 
 class Counts(nn.Module):
@@ -389,7 +389,7 @@ class Replacing(nn.Module):
         self.inner = nn.Sequential(nn.Linear(4, 4), make())
 
     def forward(self, x: Tensor) -> Tensor:
-        self.inner[1] = self.make()
+        self.inner[1] = self.make().to(x.device)
         output: Tensor = self.inner(x)
         return output
 

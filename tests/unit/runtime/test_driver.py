@@ -21,6 +21,7 @@ from holdfast.errors import ClusterError, InternalError, PeerLost, StaleGenerati
 from holdfast.protocol.effects import (
     Attach,
     Disconnect,
+    Drain,
     Listen,
     Pin,
     Release,
@@ -70,6 +71,9 @@ class IdleTransport:
     def receive(self, key, peer, spec):
         self.asked.append(key)
         return self
+
+    def hand_on(self):
+        """Nothing is sent."""
 
     def kept(self):
         return None
@@ -323,3 +327,39 @@ def test_one_that_was_told_to_go_says_so_wherever_it_attaches(driver):
     assert not driver.hello().leaving
     driver.leaving = True
     assert driver.hello().leaving
+
+
+class OnItsWay(IdleTransport):
+    """Has something to hand on; the other end may be gone."""
+
+    def __init__(self, monitor):
+        super().__init__()
+        self.monitor, self.lost, self.waited = monitor, False, []
+
+    def hand_on(self):
+        self.waited.append(self.monitor.busy_s() == 0.0)
+        if self.lost:
+            raise PeerLost("0.0", 1)
+
+
+def test_the_device_is_waited_for_before_others_are_and_that_is_work_of_our_own(driver):
+    driver, _ = driver
+    driver.transport = OnItsWay(driver.monitor)
+    driver.on_command(Attached())
+    calls, _ = by_hand(driver, [Attach(), Listen()])
+    make(calls)
+    assert driver.transport.waited == [False], "before Listen alone, and it still counts as busy"
+
+
+def test_who_is_lost_while_it_is_handed_on_is_told_unless_another_generation_follows(driver):
+    driver, _ = driver
+    driver.transport = OnItsWay(driver.monitor)
+    driver.transport.lost = True
+    driver.on_command(Attached())
+    calls, answers = by_hand(driver, [Drain(), Listen()])
+    handed_on = next(calls)
+    with pytest.raises(PeerLost) as lost:
+        handed_on()
+    make(calls, calls.throw(lost.value))
+    assert isinstance(answers[0], PeerLost)
+    assert answers[1] == Attached()

@@ -15,13 +15,14 @@ import msgspec
 import torch
 
 from holdfast.config.job import Job, ScriptModel
-from holdfast.devices.named import arithmetic, choose, opened
+from holdfast.devices.named import arithmetic, check_alike, choose
 from holdfast.errors import (
     ConfigError,
     WorkFailed,
 )
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.engine.build import probe
+from holdfast.runtime.engine.device_of import device_of
 from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find
 from holdfast.runtime.specs import Fit, Probed, ResumeFrom, check_sources
@@ -41,7 +42,10 @@ def run_probe(job: Job, workers: int, answer: Connection) -> None:
 
 def _probed(job: Job, workers: int) -> Probed:
     chosen, gpus = choose(job.train.device, workers)
-    decided, device = job.on(chosen), opened(chosen, exact=job.train.numerics == "exact")
+    exact = job.train.numerics == "exact"
+    if exact:
+        check_alike(chosen, gpus, workers)
+    decided, device = job.on(chosen), device_of(chosen, exact=exact)
     probed = probe(decided, device)
     return replace(probed, job=None if decided == job else decided, gpus=gpus, arithmetic=arithmetic(device))
 
@@ -55,7 +59,7 @@ def _fit(job: Job, sources: Mapping[str, str]) -> Fit:
     if isinstance(job.model, ScriptModel):
         check_sources(sources, _as_here(Path(job.model.path).resolve().parent, sources))
     device, gpus = choose(job.train.device, 1)
-    return Fit(arithmetic=arithmetic(opened(device, exact=False)), gpus=len(gpus))
+    return Fit(arithmetic=arithmetic(device_of(device, exact=False)), gpus=len(gpus))
 
 
 def _as_here(folder: Path, sources: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,6 @@ from holdfast.control.messages import Dormant, Failure, Hello, Here, Leaving, Re
 from holdfast.core.nodes import Process
 from holdfast.core.plan import Plan
 from holdfast.devices.device import HOST, Device
-from holdfast.devices.named import opened
 from holdfast.errors import (
     ConfigError,
     CoordinatorUnavailable,
@@ -40,6 +39,7 @@ from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.compiling import watch_compiling
 from holdfast.runtime.driver import Driver, SpecOf
 from holdfast.runtime.engine.build import StageParts, build_dataset, build_model, build_stage, sources_of, stage_options
+from holdfast.runtime.engine.device_of import device_of
 from holdfast.runtime.engine.model import Model
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
@@ -160,7 +160,7 @@ class WorkerProcess:
     def _begin(self) -> Driver:
         """Makes all that takes part in steps; nothing of it runs yet."""
         spec = self._spec
-        self._device = opened(spec.device, exact=spec.job.train.numerics == "exact", alone=True)
+        self._device = device_of(spec.device, exact=spec.job.train.numerics == "exact", alone=True)
         parts = self._build(spec.plan)
         self._check_code()
         if parts.unused is not None:

@@ -49,6 +49,10 @@ class TransportAround:
         """See Transport.all_reduce."""
         return self._inner.all_reduce(key, contribution)
 
+    def hand_on(self) -> None:
+        """See Transport.hand_on."""
+        self._inner.hand_on()
+
     def drain(self) -> None:
         """See Transport.drain."""
         self._inner.drain()

@@ -202,7 +202,7 @@ class Transport(Protocol):
         """
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
-        """Starts to send; the tensor may be changed as soon as this returns."""
+        """Starts to send, at once or when it is computed; one in the host's memory may be changed when this returns."""
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> MessageHandle:
         """Starts to receive what ``peer`` sends under the same key."""
@@ -213,6 +213,14 @@ class Transport(Protocol):
         Nobody changes the argument any more, nor what the handle gives: either may still be on its way to others.
 
         All workers submit the reductions of the same workers in the same order.
+        """
+
+    def hand_on(self) -> None:
+        """Has begun, behind this, to send all that was given: called before the worker waits for anything.
+
+        Raises:
+            StaleGeneration: aborted meanwhile.
+            PeerLost: the other end is gone.
         """
 
     def drain(self) -> None:

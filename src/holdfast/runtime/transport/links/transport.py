@@ -117,6 +117,9 @@ class LinkTransport:
         if strangers := set(peers) - self._peers:
             raise InternalError(f"worker {self._worker}: not connected with {min(strangers)} in this generation")
 
+    def hand_on(self) -> None:
+        """See Transport.hand_on: all that is given is sent at once."""
+
     def drain(self) -> None:
         """See Transport.drain."""
         self._inbox.wait(self._generation, partial(self._connections.busy, sorted(self._peers)))

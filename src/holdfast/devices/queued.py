@@ -1,0 +1,86 @@
+"""A device whose operations are queued on streams, and what keeps those of several streams in order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from holdfast.devices.device import Device, Mark, Outgoing
+
+__all__ = ["Queued", "Stream"]
+
+_AHEAD = 2
+"""Operations that may be queued behind the one that runs: calls take less time than they do."""
+
+
+class Stream(Protocol):
+    """Operations that run one after the other. torch's streams are such."""
+
+    def record_event(self) -> Any:
+        """Sets a mark behind all that is queued, and returns it."""
+
+    def wait_event(self, event: Any) -> None:
+        """Has all that is queued from now on run behind a mark."""
+
+
+class Queued(Device):
+    """Three streams: one computes, one copies to the host's memory, one from there.
+
+    Operations are queued by whoever calls them, in any thread, on the stream that computes. A copy to the host runs
+    behind what is queued at that moment, while what is queued later is computed; what is queued behind a copy from the
+    host waits for it, and the copy for nothing.
+
+    Args:
+        out: the stream that copies to the host.
+        back: the stream that copies from there.
+    """
+
+    def __init__(self, out: Stream, back: Stream) -> None:
+        self._out, self._back = out, back
+        self._pace: deque[Mark] = deque()  # behind the operations that are queued
+
+    @property
+    @abstractmethod
+    def _compute(self) -> Stream:
+        """The stream that computes."""
+
+    @abstractmethod
+    def _on(self, stream: Stream) -> AbstractContextManager[object]:
+        """Has this thread queue on another stream meanwhile."""
+
+    @abstractmethod
+    def _hold(self, tensor: Tensor, stream: Stream) -> None:
+        """Keeps a tensor's memory, once it is freed, until that stream has done what is queued there now."""
+
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        """See Device.outgoing."""
+        if tensor.device != self.torch:
+            return Outgoing(tensor)
+        dense = tensor.detach().contiguous()
+        here = self.memory(dense.nbytes).view(dense.dtype).view(dense.shape)
+        self._out.wait_event(self._compute.record_event())
+        with self._on(self._out):
+            here.copy_(dense, non_blocking=True)
+        self._hold(dense, self._out)
+        return Outgoing(here, self._out.record_event())
+
+    def brought(self, tensor: Tensor) -> Tensor:
+        """See Device.brought: torch keeps pinned memory from being used again until it is copied."""
+        if tensor.device == self.torch:
+            return tensor
+        with self._on(self._back):
+            there = tensor.to(self.torch, non_blocking=True)
+        compute = self._compute
+        compute.wait_event(self._back.record_event())
+        self._hold(there, compute)
+        return there
+
+    def keep_pace(self) -> None:
+        """See Device.keep_pace."""
+        self._pace.append(self._compute.record_event())
+        if len(self._pace) > _AHEAD:
+            self._pace.popleft().synchronize()

@@ -1,0 +1,72 @@
+"""Copies beside the computation: each mark and each hold of a device with streams is needed."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch", minversion="2.13", reason="the hook for devices written in Python is of torch 2.13")
+
+from tests.accelerator import MACHINE, Late, LateTensor, Race, running
+from tests.wrong_devices import WRONG
+
+ORDERS = range(20)
+
+
+def there_and_back(device):
+    """A value that is brought, computed with and sent, while the next one is computed."""
+    found = []
+    sent = None
+    for number in range(4):
+        value = device.brought(torch.full((3,), float(number)))
+        following = device.outgoing(value * 2 + 1)
+        del value
+        device.keep_pace()
+        if sent is not None:
+            found.append(sent.wait().tolist())
+        sent = following
+    found.append(sent.wait().tolist())
+    return found
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_sent_is_what_was_computed(order):
+    with running(order):
+        assert there_and_back(Late()) == [[2.0 * number + 1] * 3 for number in range(4)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("device", WRONG)
+def test_no_mark_and_no_hold_is_there_for_nothing(device, order):
+    """Each of these devices is right but for one; that shows in every order."""
+    with pytest.raises(Race), running(order):
+        there_and_back(device())
+
+
+def test_a_copy_is_not_there_before_its_mark_has_passed():
+    device = Late()
+    with running(1):
+        copy = device.outgoing(device.brought(torch.ones(3)) + 1)
+        assert copy.tensor.tolist() != [2.0] * 3, "what holds no numbers yet"
+        while not copy.ready:
+            assert copy.tensor.tolist() != [2.0] * 3
+        assert copy.tensor.tolist() == copy.wait().tolist() == [2.0] * 3
+
+
+def test_what_is_on_the_host_is_sent_as_it_is_and_what_is_not_is_brought_as_it_is():
+    device = Late()
+    with running(0):
+        here = torch.ones(2)
+        assert device.outgoing(here).wait() is here
+        there = device.brought(here)
+        assert isinstance(there, LateTensor)
+        assert device.brought(there) is there
+
+
+def test_the_host_is_no_more_than_two_operations_ahead():
+    device = Late()
+    with running(0):
+        ran = []
+        for number in range(8):
+            MACHINE.queue("operation", lambda number=number: ran.append(number))
+            device.keep_pace()
+            assert len(ran) >= number - 1
+        assert len(ran) < 8, "it waits for no more"
