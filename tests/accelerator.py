@@ -334,6 +334,10 @@ class LateTensor(torch.Tensor):
         assert (self.shape, self.dtype) == (other.shape, other.dtype), "torch would take it, and this does not"
         self.raw, self.memory = other.raw, other.memory
 
+    def data_ptr(self) -> int:
+        """Where the numbers are to be."""
+        return self.raw.data_ptr()
+
     def tolist(self) -> Any:
         """The numbers, as of any tensor; torch refuses classes of others."""
         return self.cpu().tolist()
@@ -469,6 +473,8 @@ def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
             shapes = func(*_mapped(_shape, args), **_mapped(_shape, kwargs))
             if func._schema.arguments[-1].name == "output_mask":  # which of them the CPU makes
                 shapes = tuple(each if made else None for each, made in zip(shapes, args[-1], strict=True))
+            elif func is _ATEN.native_batch_norm.default and not args[5]:  # who does not train keeps nothing
+                shapes = (shapes[0], *(each.new_empty(0) for each in shapes[1:]))
             _KNOWN[key] = shapes
         except NotImplementedError:
             _KNOWN[key] = None
@@ -606,9 +612,28 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return _copy(target, source, at_once=not non_blocking)
 
 
+def _lowered(operation: Any) -> Callable[..., Any]:
+    """Within autocast an operation is one of numbers of fewer bits."""
+    within = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(NAME)
+        with torch._C._ExcludeDispatchKeyGuard(within):
+            return operation(
+                *[each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each for each in args],
+                **kwargs,
+            )
+
+    return run
+
+
 _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())  # type: ignore[no-untyped-call]
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
 _LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")
 _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
 _LIBRARY.impl("_to_copy", lambda source, **kwargs: _copied(source, kwargs), "PrivateUse1")
+for _name in ("conv2d", "linear", "matmul"):
+    _LIBRARY.impl(_name, _lowered(getattr(_ATEN, _name)), "AutocastPrivateUse1")
+_OTHERS = torch.library.Library("_", "IMPL")
+_OTHERS.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

@@ -89,7 +89,7 @@ def main() -> None:
     hf = holdfast.session(seed=3)
     digits = Digits()
     data = TensorDataset(*map(torch.stack, zip(*(digits[index] for index in range(500)), strict=True)))
-    model = Tied() if args.variant == "tied" else net()
+    model = (Tied() if args.variant == "tied" else net()).to(hf.device)
     if args.compiled:
         model = torch.compile(model, backend="aot_eager")
     options: dict = {}
@@ -97,7 +97,8 @@ def main() -> None:
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)]
     elif args.variant == "scaled":
         optimizers = [torch.optim.Adam(model.parameters(), lr=1e-2)]
-        options = {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3), "clip_norm": 0.5}
+        scaler = torch.amp.GradScaler(hf.device.type, init_scale=2.0**127, growth_interval=3)
+        options = {"scaler": scaler, "clip_norm": 0.5}
     elif args.variant == "tied":
         optimizers = [
             torch.optim.AdamW(model.embed.parameters(), lr=1e-2),
@@ -123,7 +124,8 @@ def main() -> None:
     for step in made:
         if args.fault == f"slow-body:{hf.worker}" and step.number == 2:
             time.sleep(4)  # twice as long as a worker may be stuck: in the loop's body, and in no item
-        for x, y in step:
+        for images, labels in step:
+            x, y = images.to(hf.device), labels.to(hf.device)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             tell(args, hf, step.number, step.item)
@@ -132,7 +134,7 @@ def main() -> None:
                 step.skip()
                 continue
             if args.variant == "scaled":
-                with torch.autocast("cpu", dtype=torch.bfloat16):
+                with torch.autocast(hf.device.type, dtype=torch.bfloat16):
                     output = model(x)
                 step.backward(loss_fn(output.float(), y))
             elif args.variant == "own":

@@ -55,3 +55,18 @@ def test_a_step_is_taken_back_on_another_device(runs):
     assert survived.unfired == ()
     assert survived.generations == 2
     assert runs.distance(survived, healthy) <= 1e-6
+
+
+LOOPS = [
+    ("norm", ("kill:1.0@3:backward",)),
+    ("scaled", ("kill:1.0@3:commit",)),
+    ("tied", ("kill:0.0@2:forward", "kill:2.0@4:reduce")),
+    ("own", ("kill:1.0@2:backward", "join:1.0@3")),
+]
+
+
+@pytest.mark.parametrize(("variant", "faults"), some(LOOPS, [LOOPS[0], LOOPS[3]]))
+def test_a_loop_on_another_device_survives_with_the_bits_of_the_cpu(runs, variant, faults):
+    name = f"loop-{variant}"
+    survived = runs.survives(name, *faults, overrides=(LATE,), healthy=runs.healthy(name))
+    assert "accelerator.py:Late" in (survived.run_dir / "job.yaml").read_text()

@@ -428,8 +428,8 @@ class Train(_Plain, frozen=True, kw_only=True):
         time_limit: seconds after which the loop of a script ends as by ``hf.stop()``; what stands behind it is run.
         device: what layers are computed on: ``cpu``; ``cuda``, a GPU for each worker; ``cuda:N``, one GPU that all
             share, by its number among those that are visible; ``auto``: ``cuda`` where there are as many GPUs as
-            workers, else ``cpu`` (docs/gpu.md); ``path/to/file.py:name``: what makes one of your own. The loop of a
-            script computes on CPUs.
+            workers, else ``cpu`` (docs/gpu.md); ``path/to/file.py:name``: what makes one of your own. A script computes
+            on ``hf.device``.
     """
 
     steps: Positive

@@ -537,7 +537,6 @@ def _wrong_loop(job: Job) -> str:
         ("train.technique", train.technique_unprofiled, "1f1b"),
         ("train.profile", train.profile, plain.profile),
         ("train.audit_every", train.audit_every, 0),
-        ("train.device", train.device, plain.device),
         *((("train.compare_every", train.compare_every or 0, 0),) if train.numerics == "fast" else ()),
         ("resilience.commit", job.resilience.commit, "shadow"),
         ("resilience.step_log", job.resilience.step_log, True),

@@ -88,7 +88,8 @@ class RunningStats:
         Raises:
             ConfigError: a module does not count how often it has run.
         """
-        for name, (mean, var, runs) in self._scratch.items():
+        for name in self.foreign:  # torch's own count
+            mean, var, runs = self._scratch[name]
             if not runs.any() and ((mean != self._fill).any() or (var != self._fill).any()):
                 raise ConfigError(
                     f"layer {self._layer}: batch-norm {name!r} ({type(self._modules[name]).__name__}) changes its"
@@ -109,8 +110,9 @@ class RunningStats:
             prefix = f"{name}." if name else ""
             mean, var, tracked = (buffers[prefix + kind] for kind in _NAMES)
             size, width = mean.numel(), _width(norm)
-            for row in records[:, start : start + width]:
-                runs = int(row[-1].item())
+            rows = records[:, start : start + width]
+            for row, times in zip(rows, rows[:, -1].tolist(), strict=True):
+                runs = int(times)
                 if not runs:
                     continue
                 tracked.add_(runs)

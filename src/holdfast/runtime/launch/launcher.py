@@ -193,11 +193,11 @@ class Launcher:
         job, control = self.request.job, self.request.job.control
         if self.request.emulate is not None:
             return emulated_probe(job, self.request.emulate)
+        here = max(1, min(self.request.begin_here, job.most_workers))
         if job.loops:  # its first item is loaded, compiled and run there
             limit_s = control.start_s + control.load_s + control.compile_s
-            answer = self._local.ask(SCRIPT_PROBE, job, asking=Asking(limit_s=limit_s, overdue=_LATE_ITEM))
+            answer = self._local.ask(SCRIPT_PROBE, job, here, asking=Asking(limit_s=limit_s, overdue=_LATE_ITEM))
         else:
-            here = max(1, min(self.request.begin_here, job.most_workers))
             answer = self._local.ask(PROBE, job, here, asking=Asking(limit_s=control.start_s))
         return msgspec.json.decode(answer, type=Probed)
 

@@ -17,6 +17,7 @@ from holdfast.core.instructions import Compute
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.summing import add_up
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import StepVoid
 from holdfast.runtime.loop.hosting import Loop, host
 from holdfast.runtime.loop.stage import LoopStage
@@ -36,6 +37,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.worker, self.per_gradient, self.untried, self.deadline = "0.0", False, True, math.inf
+        self.device = HOST
         torch.set_num_threads(1)  # sums over several threads have other bits
 
     def is_first(self) -> bool:
@@ -67,8 +69,8 @@ def _end_wrong() -> None:
     os._exit(2)  # nothing else changes what a process ends with once its script is over
 
 
-def whole_stage(loop: Loop, turns: RunsItems) -> LoopStage:
-    """Returns an engine that holds all of a loop's model."""
+def whole_stage(loop: Loop, turns: RunsItems, device: Device = HOST) -> LoopStage:
+    """Returns an engine that holds all of a loop's model, which is on the device."""
     return LoopStage(
         prepared=loop.prepared,
         turns=turns,
@@ -76,6 +78,7 @@ def whole_stage(loop: Loop, turns: RunsItems) -> LoopStage:
         num_microbatches=loop.microbatches,
         chunks=loop.sum_chunks,
         logs=loop.logs,
+        device=device,
     )
 
 

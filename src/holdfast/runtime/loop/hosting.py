@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.data.feeds import Feed
+from holdfast.devices.device import Device
 from holdfast.runtime.loop.leftovers import meet_leftovers
 from holdfast.runtime.loop.prepared import Prepared
 from holdfast.runtime.loop.stage import LoopStage
@@ -53,6 +54,10 @@ class Host(Protocol):
     @property
     def worker(self) -> str:
         """Who this process is."""
+
+    @property
+    def device(self) -> Device:
+        """What the loop computes on."""
 
     @property
     def untried(self) -> bool:

@@ -36,6 +36,8 @@ from holdfast.runtime.loop.taking import Changes, take_groups, take_schedule
 
 __all__ = ["Failing", "Prepared", "Stateful", "ToldState", "prepare", "told_state"]
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
@@ -65,10 +67,11 @@ class Stateful(Protocol):
 
 
 class ToldState(NamedTuple):
-    """State that is of no bucket: JSON, and the tensors that it refers to by number."""
+    """State that is of no bucket: JSON, the tensors that it refers to by number, which of them are on the device."""
 
     text: str
     tensors: Sequence[Tensor] = ()
+    apart: Sequence[int] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class Prepared:
         clip_norm: largest norm of the mean gradient over the whole model; None for no limit.
         buckets: the model's parameters and buffers in the parts that are summed.
         objects: what else changes between steps.
+        device: where the model is.
         failure: one that is simulated; None if none is.
         failing: what it comes to; None until the loop is known.
     """
@@ -104,6 +108,7 @@ class Prepared:
     """Sum of what was logged, and how many values that are, by step, until the loop asks."""
     ends: int | None = None
     """The step before which the loop was stopped; None: it was not."""
+    device: torch.device = _HOST
     failure: SimulatedFailure | None = None
     failing: Failing | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -257,7 +262,7 @@ class Prepared:
             },
             sort_keys=True,
         )
-        return ToldState(text, tuple(tensors))
+        return ToldState(text, tuple(tensors), tuple(n for n, each in enumerate(tensors) if each.device != _HOST))
 
     def take(self, told: ToldState) -> None:
         """Takes what `tell` returned.
@@ -265,7 +270,9 @@ class Prepared:
         Raises:
             ConfigError: it is of another script.
         """
-        state, changes = told_state(told), self._changes
+        apart = frozenset(told.apart)
+        tensors = [each.to(self.device) if n in apart else each for n, each in enumerate(told.tensors)]
+        state, changes = told_state(ToldState(told.text, tensors)), self._changes
         for name, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers), ("objects", self.objects)):
             number = len(state[name if name != "optimizers" else "groups"])
             if number != len(ours) and not (name == "schedulers" and changes.of_schedules()):
@@ -307,6 +314,7 @@ def prepare(
     scaler: Any = None,
     clip_norm: float | None = None,
     bucket_bytes: int = BUCKET_BYTES,
+    device: torch.device = _HOST,
 ) -> Prepared:
     """Takes over what a script trains: its optimizers and schedulers are stepped by us from now on.
 
@@ -332,6 +340,7 @@ def prepare(
     for optimizer in optimizers:
         if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(f"hf.prepare: {type(optimizer).__name__} has a parameter that is not the model's")
+    _check_places(model, device)
     _check_kinds(model, optimizers)
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     failure = failures[0] if failures else None
@@ -348,6 +357,7 @@ def prepare(
             apart=absent,
             bucket_bytes=1 if failure is not None and clip_norm is not None else bucket_bytes,
         ),
+        device=device,
         failure=failure,
     )
     for optimizer in optimizers:
@@ -366,6 +376,21 @@ def _names_in_state_dict(model: nn.Module) -> list[tuple[str, str]]:
     known = {id(value): name for name, value in (*model.named_parameters(), *model.named_buffers())}
     found = model.state_dict(keep_vars=True).items()
     return [(name, known[id(value)]) for name, value in found if id(value) in known]
+
+
+def _check_places(model: nn.Module, device: torch.device) -> None:
+    """Checks that the model is where it is computed.
+
+    Raises:
+        ConfigError: something of it is not.
+    """
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if tensor.device != device:
+                raise ConfigError(
+                    f"hf.prepare: {kind} {name} is on {tensor.device}, and train.device says that this worker computes "
+                    f"on {device}; expected model.to(hf.device) before the optimizer is made"
+                )
 
 
 def _check_kinds(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:

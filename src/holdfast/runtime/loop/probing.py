@@ -15,7 +15,8 @@ from msgspec.structs import replace as replace_struct
 from torch import nn
 
 from holdfast.config.job import Grid, Job, PipelineLayout, ScriptModel
-from holdfast.devices.named import arithmetic, opened
+from holdfast.devices.device import Device
+from holdfast.devices.named import arithmetic
 from holdfast.errors import ConfigError
 from holdfast.recovery.choice import Sizes
 from holdfast.runtime.loop.facts import data_facts, source_files
@@ -40,11 +41,12 @@ _Answer = Callable[[Callable[[], Probed]], None]
 class _Probing:
     """Carries a script through the first item of its loop; the process ends there, whatever the script is in."""
 
-    def __init__(self, job: Job, answer: _Answer) -> None:
+    def __init__(self, job: Job, answer: _Answer, device: Device, gpus: tuple[str, ...]) -> None:
+        self.device = device
         self.per_gradient = sums_gradients(job)
         self.worker, self.untried, self.deadline = "0.0", True, math.inf
         self.reached = False
-        self._job, self._answer = job, answer
+        self._job, self._answer, self._gpus = job, answer, gpus
 
     def is_first(self) -> bool:
         """Nobody is: nothing is to be printed or saved."""
@@ -56,15 +58,21 @@ class _Probing:
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """What there is to know of the loop is known before anything of it runs; then it is tried."""
         self.reached = True
-        probed = _probed(self._job, loop)
-        trial = ItemTrial(loop, turns)
+        probed = replace(_probed(self._job, loop), gpus=self._gpus, arithmetic=arithmetic(self.device))
+        trial = ItemTrial(loop, turns, self.device)
         finish = partial(self._answer, partial(_tried, self._job, probed, trial))
         threading.Thread(target=finish, name="driver", daemon=True).start()
         return lambda: trial.stage
 
 
-def probe_script(job: Job, answer: _Answer) -> NoReturn:
+def probe_script(job: Job, answer: _Answer, device: Device, gpus: tuple[str, ...]) -> NoReturn:
     """Runs a script as far as the first item of its loop, twice; ``answer`` is called by another thread with the rest.
+
+    Args:
+        job: names the script, and the device.
+        answer: see _Answer.
+        device: what it computes on.
+        gpus: the names of those that are visible, if the job uses any.
 
     Raises:
         ConfigError: it cannot be trained, or the script raised; it has printed where.
@@ -72,7 +80,7 @@ def probe_script(job: Job, answer: _Answer) -> NoReturn:
     script = job.model
     assert isinstance(script, ScriptModel), "only a script is run"
     torch.set_num_threads(1)
-    probing = _Probing(job, answer)
+    probing = _Probing(job, answer, device, gpus)
     hosted(probing)
     try:
         with quiet():
@@ -122,7 +130,6 @@ def _probed(job: Job, loop: Loop) -> Probed:
         sizes=sizes,
         warnings=_warnings(loop.prepared.model),
         job=job,
-        arithmetic=arithmetic(opened(job.train.device, exact=False)),
     )
 
 

@@ -93,6 +93,11 @@ class Session:
         return self._host.worker
 
     @property
+    def device(self) -> torch.device:
+        """What this worker computes on, as ``train.device`` says: the model and what goes into it belong there."""
+        return self._host.device.torch
+
+    @property
     def is_first(self) -> bool:
         """Whether this worker is the one that should print or save what only one should: the first that lives."""
         return self._host.is_first()
@@ -132,6 +137,7 @@ class Session:
             scaler=scaler,
             clip_norm=clip_norm,
             bucket_bytes=1 if self._host.per_gradient else bucket_bytes,
+            device=self.device,
         )
         prepared.objects = self._objects
         self._prepared = prepared
@@ -619,7 +625,7 @@ class Step:
             return sum(self._losses[1:], self._losses[0]), UNWEIGHTED
         losses = torch.stack(self._losses)
         total = sum(self._weights)
-        shares = torch.tensor(self._weights, dtype=torch.float32, device="cpu").reshape(-1, 1)
+        shares = torch.tensor(self._weights, dtype=torch.float32, device=losses.device).reshape(-1, 1)
         return (losses * shares).sum(0) / (total or 1.0), total
 
     def _tell_logged(self) -> Tensor | None:

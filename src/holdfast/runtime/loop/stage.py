@@ -25,6 +25,7 @@ from holdfast.core.progress import Part, StepProgress
 from holdfast.core.schedule import OpKind
 from holdfast.core.summing import Total
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError, InternalError, StepVoid
 from holdfast.optim.accumulate import Reduced, check_dtype, present
 from holdfast.optim.digest import LayerState, layer_file, save_layer, tensors_sha256
@@ -39,7 +40,6 @@ from holdfast.runtime.tensors import denormals_kept
 __all__ = ["HANDED_ON", "LAST", "UNWEIGHTED", "VOID", "Gradients", "LoopStage"]
 
 _NOTHING = nullcontext()
-_HOST = torch.device("cpu")
 HANDED_ON = TensorSpec(shape=(1,), dtype="float32")
 """What buckets hand on, as plans want it: nothing that means anything."""
 LAST, VOID = 1, 2
@@ -47,6 +47,8 @@ LAST, VOID = 1, 2
 UNWEIGHTED = -1.0
 """The weight of an item that counts as much as all others; one that was skipped has none (NaN)."""
 _MARKS = 2
+_APART = "apart"
+"""Of what a file says about the state of the last bucket: which of its other tensors belong on the device."""
 _MARK = "stream"
 """Of what a file says about the state of the last bucket: from where the data can be read on."""
 
@@ -112,6 +114,7 @@ class LoopStage(SummedStage):
         logs: names of what is logged of items.
         watch: called with each item that was run, and what came of it.
         loading: entered while the data of an item are loaded, by the loop.
+        device: where the model is.
     """
 
     at_a_stretch = True
@@ -127,8 +130,9 @@ class LoopStage(SummedStage):
         logs: tuple[str, ...] = (),
         watch: Callable[[Item, Gradients], None] = lambda item, found: None,
         loading: AbstractContextManager[None] = _NOTHING,
+        device: Device = HOST,
     ) -> None:
-        self.loading = loading
+        self.loading, self._on = loading, device
         self._prepared, self._turns, self._logs, self._seen = prepared, turns, logs, watch
         self._passes = defaultdict[int, dict[int, LayerRange]](dict)  # per micro-batch, what is left, by first layer
         self._items: dict[int, list[tuple[Tensor | None, ...]]] = {}  # what is not added yet, by micro-batch
@@ -146,7 +150,7 @@ class LoopStage(SummedStage):
                     prepared.buckets[index],
                     LiveLayer,
                     prepared.factory_of(index),
-                    device=_HOST,
+                    device=device.torch,
                     scaling=prepared.scaling,
                     normed=prepared.model if index == last else None,
                     check=_check_type,
@@ -158,7 +162,7 @@ class LoopStage(SummedStage):
             chunks=chunks,
             lr_scale=lambda step: 1.0,
             clip_norm=prepared.clip_norm,
-            device=_HOST,
+            device=device.torch,
             more_recorded=2 * len(logs) + _MARKS,
         )
         self.ends = prepared.ends
@@ -241,7 +245,8 @@ class LoopStage(SummedStage):
                 return True
             self._items[item.number] = [tuple(map(_summed, row)) for row in found.of]
             parts = (found.loss, found.stats, found.logged, found.marks)
-            self._records[item.number] = torch.cat([part for part in parts if part is not None])
+            self._records[item.number] = torch.cat([self._on.brought(part) for part in parts if part is not None])
+            self._on.keep_pace()
             with denormals_kept():
                 return then()
 
@@ -444,7 +449,8 @@ class LoopStage(SummedStage):
         if state.layer < self.num_layers - 1:
             return state
         told = self._prepared.tell()
-        return replace(state, extra=told.text, extra_tensors=told.tensors, about=self._prepared.about)
+        about = {**self._prepared.about, _APART: list(told.apart)} if told.apart else self._prepared.about
+        return replace(state, extra=told.text, extra_tensors=told.tensors, about=about)
 
     def _for_file(self, state: LayerState) -> LayerState:
         """From where data can be read on; not what several owners give alike, as each has marks of its own."""
@@ -466,7 +472,7 @@ class LoopStage(SummedStage):
         super().install(layer, replace(state, optimizer={}) if self._prepared.begins_anew(layer) else state)
         self._last = (-1, {})
         if state.extra:
-            self._prepared.take(ToldState(state.extra, state.extra_tensors))
+            self._prepared.take(ToldState(state.extra, state.extra_tensors, state.about.get(_APART, ())))
         if _MARK in state.about:
             self.learn_mark(state.about[_MARK])
 

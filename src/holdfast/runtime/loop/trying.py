@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from holdfast.devices.device import Device
 from holdfast.errors import ConfigError
 from holdfast.optim.mirror import Mirror
 from holdfast.runtime.loop.alone import run_step, whole_stage
@@ -35,12 +36,14 @@ class ItemTrial:
     Attributes:
         loop: what is tried.
         turns: by which it is reached.
+        device: what it computes on.
         stage: computes by it; as all of the model's, of a step that has this one item.
         differences: what gave other bits the second time, a line each.
     """
 
     loop: Loop
     turns: Turns
+    device: Device
     stage: LoopStage = field(init=False)
     differences: tuple[str, ...] = field(init=False, default=())
     _found: Gradients | None = field(init=False, default=None)
@@ -49,7 +52,7 @@ class ItemTrial:
     def __post_init__(self) -> None:
         """The stage is there before the loop goes on."""
         self.loop = replace(self.loop, microbatches=1, sum_chunks=None)
-        self.stage = whole_stage(self.loop, self)
+        self.stage = whole_stage(self.loop, self, self.device)
 
     @property
     def first_item(self) -> str:

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import torch
 
 from holdfast.config.job import Job, ScriptModel
+from holdfast.devices.device import Device
 from holdfast.devices.named import arithmetic, check_alike, choose
-from holdfast.errors import (
-    ConfigError,
-    WorkFailed,
-)
+from holdfast.errors import ConfigError, WorkFailed
 from holdfast.optim.digest import digest_run
 from holdfast.runtime.engine.build import probe
 from holdfast.runtime.engine.device_of import device_of
@@ -41,13 +40,22 @@ def run_probe(job: Job, workers: int, answer: Connection) -> None:
 
 
 def _probed(job: Job, workers: int) -> Probed:
-    chosen, gpus = choose(job.train.device, workers)
-    exact = job.train.numerics == "exact"
-    if exact:
-        check_alike(chosen, gpus, workers)
-    decided, device = job.on(chosen), device_of(chosen, exact=exact)
+    decided, device, gpus = _on_device(job, workers)
     probed = probe(decided, device)
     return replace(probed, job=None if decided == job else decided, gpus=gpus, arithmetic=arithmetic(device))
+
+
+def _on_device(job: Job, workers: int) -> tuple[Job, Device, tuple[str, ...]]:
+    """Returns the job with its device decided, that device, and the names of the GPUs that are visible.
+
+    Raises:
+        ConfigError: there is no such device, or workers would compute other bits.
+    """
+    exact = job.train.numerics == "exact"
+    chosen, gpus = choose(job.train.device, workers)
+    if exact:
+        check_alike(chosen, gpus, workers)
+    return job.on(chosen), device_of(chosen, exact=exact), gpus
 
 
 def run_fit(job: Job, sources: Mapping[str, str], answer: Connection) -> None:
@@ -71,13 +79,18 @@ def _as_here(folder: Path, sources: Mapping[str, str]) -> dict[str, str]:
     return {name: found.get(name, "") for name in sources}
 
 
-def run_script_probe(job: Job, answer: Connection) -> None:
+def run_script_probe(job: Job, workers: int, answer: Connection) -> None:
     """Runs a job's script as far as the first item of its loop; sends as :func:`run_probe` does."""
+    torch.set_num_threads(1)
 
     def tell(find_out: Callable[[], Probed]) -> None:
         answering(answer, lambda: msgspec.json.encode(find_out()).decode())
 
-    answering(answer, lambda: probe_script(job, tell))
+    def look() -> NoReturn:
+        decided, device, gpus = _on_device(job, workers)
+        probe_script(decided, tell, device, gpus)
+
+    answering(answer, look)
 
 
 def run_find(

@@ -139,6 +139,7 @@ class ScriptProcess(WorkerProcess):
     # --- the process --------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
+        self._open_device()
         hosted(self)
         problem: BaseException | None = None
         try:
@@ -184,6 +185,7 @@ class ScriptProcess(WorkerProcess):
             logs=self._loop.logs,
             watch=self._compare,
             loading=self._monitor.loading,
+            device=self.device,
         )
         return StageParts(
             stage=stage,

@@ -102,7 +102,7 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec, companions: Companions | None) -> None:
         self._spec = spec
         self._process = Process(spec.node, os.getpid(), spec.nonce)
-        self._device: Device = HOST
+        self.device: Device = HOST
         self._companions = companions
         self._ranks: Ranks | None = None
         self._log = EventLog(spec.events, complain=self._complain)
@@ -153,14 +153,18 @@ class WorkerProcess:
         if self._companions is not None:
             self._companions.watch(self._on_raised, self._on_ended)
             self._ranks = self._companions.meet()
+        self._open_device()
         driver = self._begin()
         drive(driver)
         self._end(driver)
 
+    def _open_device(self) -> None:
+        """From now on this process computes on its device."""
+        self.device = device_of(self._spec.device, exact=self._spec.job.train.numerics == "exact", alone=True)
+
     def _begin(self) -> Driver:
         """Makes all that takes part in steps; nothing of it runs yet."""
         spec = self._spec
-        self._device = device_of(spec.device, exact=spec.job.train.numerics == "exact", alone=True)
         parts = self._build(spec.plan)
         self._check_code()
         if parts.unused is not None:
@@ -209,7 +213,7 @@ class WorkerProcess:
             host=spec.host,
             silent_s=control.silent_s,
             sealed=control.tls is not None,
-            memory=self._device.memory,
+            memory=self.device.memory,
         )
         self._here = links.here
         protocol = WorkerProtocol(
@@ -259,8 +263,8 @@ class WorkerProcess:
 
     def _transport(self, links: LinkTransport) -> Transport:
         """Links, or what is put around them: for a device, or so that messages take as long as in a profile."""
-        if self._device.apart:
-            return StagedTransport(links, self._device)
+        if self.device.apart:
+            return StagedTransport(links, self.device)
         emulated = self._spec.emulate
         if emulated is None or emulated.link.takes_no_time:
             return links
@@ -283,7 +287,7 @@ class WorkerProcess:
             data=self._data,
             sharded=None if self._ranks is None else self._make_sharded,
             loading=self._monitor.loading,
-            device=self._device,
+            device=self.device,
         )
         self._emulated_bytes, self._unused = parts.emulated_bytes, parts.unused
         return parts
