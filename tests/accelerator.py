@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ class Mark:
     def __init__(self, clock: _Clock) -> None:
         self.clock = clock
         self.passed = False
+        self.passed_at = 0.0
 
     def query(self) -> bool:
         """Whether it has passed; so who asks has waited for it, if it has."""
@@ -250,7 +252,7 @@ class Machine:
 
     def _run(self, entry: Mark | _Wait | Callable[[], None]) -> None:
         if isinstance(entry, Mark):
-            entry.passed = True
+            entry.passed, entry.passed_at = True, time.monotonic()
         elif not isinstance(entry, _Wait):
             with torch.no_grad():
                 entry()
@@ -552,6 +554,12 @@ class Late(Queued):
 
     def _hold(self, tensor: Tensor, stream: Any) -> None:
         MACHINE.hold(tensor, stream)
+
+    def _timed(self) -> Mark:
+        return MACHINE.mark()
+
+    def _between_s(self, first: Any, last: Any) -> float:
+        return last.passed_at - first.passed_at
 
     @property
     def identity(self) -> str:

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from holdfast.devices.device import Mark
 from holdfast.devices.queued import Queued, Stream
 from holdfast.errors import ConfigError
 
@@ -83,6 +84,14 @@ class Cuda(Queued):
 
     def _hold(self, tensor: Tensor, stream: Stream) -> None:
         tensor.record_stream(cast("torch.cuda.Stream", stream))
+
+    def _timed(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _between_s(self, first: Mark, last: Mark) -> float:
+        return float(cast("torch.cuda.Event", first).elapsed_time(cast("torch.cuda.Event", last))) * 1e-3
 
     @property
     def identity(self) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from holdfast.devices.fresh import host_memory
+from holdfast.devices.stamps import AtOnce
 
 __all__ = ["HOST", "Device", "Host", "Mark", "Outgoing"]
 
@@ -89,13 +91,21 @@ class Device(ABC):
         So whoever watches how a worker gets on sees what its device does, and not how far ahead of it the host is.
         """
 
+    @abstractmethod
+    def stamp(self, now: float) -> Any:
+        """See Stamps.stamp."""
+
+    @abstractmethod
+    def seconds(self, stamps: Sequence[Any]) -> list[float]:
+        """See Stamps.seconds."""
+
     @property
     @abstractmethod
     def identity(self) -> str:
         """What two must have in common to compute the same bits, in words."""
 
 
-class Host(Device):
+class Host(AtOnce, Device):
     """The host's processor: its memory is where messages come and go, and its operations are repeatable as they are."""
 
     apart = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -56,6 +57,14 @@ class Queued(Device):
     def _hold(self, tensor: Tensor, stream: Stream) -> None:
         """Keeps a tensor's memory, once it is freed, until that stream has done what is queued there now."""
 
+    @abstractmethod
+    def _timed(self) -> Mark:
+        """Sets a mark on the stream that computes, of which can be told when it has passed."""
+
+    @abstractmethod
+    def _between_s(self, first: Mark, last: Mark) -> float:
+        """How many seconds have gone by between two such marks, which have passed."""
+
     def outgoing(self, tensor: Tensor) -> Outgoing:
         """See Device.outgoing."""
         if tensor.device != self.torch:
@@ -84,3 +93,16 @@ class Queued(Device):
         self._pace.append(self._compute.record_event())
         if len(self._pace) > _AHEAD:
             self._pace.popleft().synchronize()
+
+    def stamp(self, now: float) -> tuple[float, Mark]:
+        """See Device.stamp."""
+        return now, self._timed()
+
+    def seconds(self, stamps: Sequence[tuple[float, Mark]]) -> list[float]:
+        """See Device.seconds: no mark passes before it is set, and one that finds nothing queued does at once."""
+        if not stamps:
+            return []
+        stamps[-1][1].synchronize()
+        since = [self._between_s(stamps[0][1], mark) for _, mark in stamps]
+        first = max(now - later for (now, _), later in zip(stamps, since, strict=True))
+        return [first + later for later in since]

@@ -36,6 +36,7 @@ from holdfast.core.program import Wanted
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
+from holdfast.devices.stamps import AtOnce, Stamps
 from holdfast.errors import ClusterError, InternalError, StaleGeneration, WorkFailed
 from holdfast.protocol.effects import (
     Asked,
@@ -203,6 +204,7 @@ class Driver:
             :meth:`holdfast.runtime.loop.turns.Turns.between`; None: there is none.
         outside_s: how long that may take.
         memory: bytes that the process has in memory.
+        stamps: when what is queued on a device begins and ends.
         on_effect: called with each effect before it is performed; may wait, as any call that is yielded; None: nobody.
         on_point: called at each named point, with its step; may wait.
         on_run: called with the step of each operation that was run, and the seconds that it took; what that takes is
@@ -231,6 +233,7 @@ class Driver:
     asks: Callable[..., bool] | None = None
     outside_s: float = float("inf")
     memory: Callable[[], int] = resident_bytes
+    stamps: Stamps = field(default_factory=AtOnce)
     on_effect: Callable[[WorkerEffect], None] | None = None
     on_point: Callable[[Point, int], None] = lambda point, step: None
     on_run: Callable[[int, float], None] = lambda step, duration_s: None
@@ -246,7 +249,9 @@ class Driver:
 
     def __post_init__(self) -> None:
         """What is recorded has the driver's clock."""
-        self._record = StepRecord(protocol=self.protocol, log=self.log, clock=self.clock, memory=self.memory)
+        self._record = StepRecord(
+            protocol=self.protocol, log=self.log, clock=self.clock, memory=self.memory, stamps=self.stamps
+        )
 
     def hello(self) -> Hello:
         """Where the worker stands, in any thread."""
@@ -499,14 +504,13 @@ class Driver:
     def _run(self, run: Run) -> Any:
         stage, op, step, number = self.protocol.stage, run.op, run.step, run.op.microbatch.number
         self.monitor.compute()
-        self._record.run(step)
-        start = self.clock()
+        start, began = self.clock(), self._record.run(step)
         if op.kind is OpKind.F:
             result = stage.forward(step, number, run.value, run.layers, adds=run.adds)
         else:
             result = stage.backward(op.kind, step, number, run.value, run.layers, adds=run.adds)
         self.on_run(step, self.clock() - start)
-        self._record.ran(op, start)
+        self._record.ran(op, began)
         return result
 
     def _run_all(self, run: RunAll) -> None:
@@ -514,13 +518,12 @@ class Driver:
         execution, step = self.protocol.execution, run.step
         assert execution is not None, "it has yielded this"
         self.monitor.compute()
-        self._record.run(step)
-        start = self.clock()
+        start, began = self.clock(), self._record.run(step)
 
         def ran(compute: Compute) -> bool:
-            nonlocal start
+            nonlocal start, began
             self.on_run(step, self.clock() - start)
-            self._record.ran(compute.op, start)
+            began = self._record.ran(compute.op, began)
             execution.ran(compute)
             self.monitor.move(waiting=False)
             start = self.clock()

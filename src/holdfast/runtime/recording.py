@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.control.messages import Message, StepDone
 from holdfast.core.schedule import Op
+from holdfast.devices.stamps import Stamps
 from holdfast.errors import InternalError
 from holdfast.protocol.executor import StepCommitted
 from holdfast.protocol.span_recorder import SpanRecorder, add_span
@@ -26,6 +28,7 @@ class StepRecord:
         log: the job's events.
         clock: seconds, of the spans and the log.
         memory: bytes that the process has in memory.
+        stamps: of what is computed on.
         recorder: what the worker does besides computing.
     """
 
@@ -33,8 +36,9 @@ class StepRecord:
     log: Log
     clock: Callable[[], float]
     memory: Callable[[], int]
+    stamps: Stamps
     recorder: SpanRecorder = field(init=False)
-    _spans: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+    _spans: list[tuple[Op, Any, Any]] = field(default_factory=list)
     _spans_of: int = -1
     _omitted: set[int] = field(default_factory=set)
     _sent: Sent = field(default_factory=Sent)
@@ -48,15 +52,18 @@ class StepRecord:
         self._spans.clear()
         self.recorder.clear()
 
-    def run(self, step: int) -> None:
-        """An operation of a step is about to be run."""
+    def run(self, step: int) -> Any:
+        """An operation of a step is about to be run; returns a stamp of its beginning."""
         if self._spans_of != step:  # of a step that is gone on with, what was run before is told, too
             self._spans.clear()
             self._spans_of = step
+        return self.stamps.stamp(self.clock())
 
-    def ran(self, op: Op, start: float) -> None:
-        """An operation, or the next part of one, was run; ``start``: since when."""
-        add_span(self._spans, op, start, self.clock())
+    def ran(self, op: Op, start: Any) -> Any:
+        """An operation, or the next part of one, was run; ``start``: since when. Returns a stamp of its end."""
+        end = self.stamps.stamp(self.clock())
+        self._spans.append((op, start, end))
+        return end
 
     def told(self, message: Message) -> None:
         """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
@@ -84,7 +91,7 @@ class StepRecord:
             step=committed.step,
             loss=loss,
             omitted=omitted,
-            ops=tuple(self._spans),
+            ops=self._ops(),
             besides=tuple(self.recorder.spans),
             memory=self.memory(),
             sent_messages=new.messages,
@@ -95,6 +102,14 @@ class StepRecord:
         )
         self.log.write(self.clock(), event)
         self.clear()
+
+    def _ops(self) -> tuple[tuple[str, int, int, float, float], ...]:
+        """See StepOps.ops."""
+        spans: list[tuple[str, int, int, float, float]] = []
+        times = iter(self.stamps.seconds([stamp for _, *both in self._spans for stamp in both]))
+        for op, _, _ in self._spans:
+            add_span(spans, op, next(times), next(times))
+        return tuple(spans)
 
     def _check_order(self, committed: StepCommitted) -> None:
         """What was run must be what the plan ordered, or what was left of a step that was interrupted."""

@@ -1,5 +1,8 @@
 """Copies beside the computation: each mark and each hold of a device with streams is needed."""
 
+import itertools
+import time
+
 import pytest
 import torch
 
@@ -70,3 +73,22 @@ def test_the_host_is_no_more_than_two_operations_ahead():
             device.keep_pace()
             assert len(ran) >= number - 1
         assert len(ran) < 8, "it waits for no more"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_stamps_tell_when_operations_ran_and_not_when_they_were_called(order):
+    """By the host's clock: none is over before it was called, and what the host has waited for is."""
+    device = Late()
+    with running(order):
+        called, stamps = [], []
+        for _ in range(4):
+            MACHINE.queue("operation", lambda: time.sleep(0.002))
+            called.append(time.monotonic())
+            stamps.append(device.stamp(called[-1]))
+        told = device.seconds(stamps)
+        now = time.monotonic()
+    assert told == sorted(told)
+    assert all(when >= call - 1e-9 for when, call in zip(told, called, strict=True))
+    assert told[-1] <= now
+    assert all(later - earlier >= 0.002 for earlier, later in itertools.pairwise(told))
+    assert device.seconds([]) == []

@@ -369,7 +369,7 @@ def _check_fit(briefing: Briefing, slots: int, local: LocalProcesses) -> None:
     job, probed = briefing.job, briefing.probed
     if not probed.arithmetic:
         return
-    answer = local.ask(FIT, job, probed.facts.sources, asking=Asking(limit_s=job.control.start_s))
+    answer = local.ask(FIT, job, slots, probed.facts.sources, asking=Asking(limit_s=job.control.start_s))
     fit = msgspec.json.decode(answer, type=Fit)
     if job.train.device == "cuda" and slots > fit.gpus:
         raise ConfigError(f"--slots {slots}: {fit.gpus} GPUs are visible, and each worker is to have one of its own")

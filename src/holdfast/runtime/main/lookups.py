@@ -58,16 +58,19 @@ def _on_device(job: Job, workers: int) -> tuple[Job, Device, tuple[str, ...]]:
     return job.on(chosen), device_of(chosen, exact=exact), gpus
 
 
-def run_fit(job: Job, sources: Mapping[str, str], answer: Connection) -> None:
-    """Sends ``ok`` and what this machine has of what a job needs; ``error`` if its script is another one here."""
-    answering(answer, lambda: msgspec.json.encode(_fit(job, sources)).decode())
+def run_fit(job: Job, workers: int, sources: Mapping[str, str], answer: Connection) -> None:
+    """Sends ``ok`` and what this machine has of what a job needs; ``error`` if its script is another one here.
+
+    ``workers``: that are to be here.
+    """
+    answering(answer, lambda: msgspec.json.encode(_fit(job, workers, sources)).decode())
 
 
-def _fit(job: Job, sources: Mapping[str, str]) -> Fit:
+def _fit(job: Job, workers: int, sources: Mapping[str, str]) -> Fit:
     if isinstance(job.model, ScriptModel):
         check_sources(sources, _as_here(Path(job.model.path).resolve().parent, sources))
-    device, gpus = choose(job.train.device, 1)
-    return Fit(arithmetic=arithmetic(device_of(device, exact=False)), gpus=len(gpus))
+    _, device, gpus = _on_device(job, workers)
+    return Fit(arithmetic=arithmetic(device), gpus=len(gpus))
 
 
 def _as_here(folder: Path, sources: Mapping[str, str]) -> dict[str, str]:

@@ -243,6 +243,7 @@ class WorkerProcess:
             rebuild=self._rebuild,
             expelled=self._expelled,
             monitor=self._monitor,
+            stamps=self.device,
         )
         if spec.logs is not None:
             driver.logs = self._make_logs(Path(spec.logs))
