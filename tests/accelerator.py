@@ -9,6 +9,7 @@ Its numbers are the CPU's bits: each operation is the CPU's, and random ones dra
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -93,8 +94,8 @@ class _Wait:
 class _Uses:
     """Of one allocation: which operations have written and read it last, and who may still use it once it is freed."""
 
-    def __init__(self, home: Stream) -> None:
-        self.home = home
+    def __init__(self, home: Stream, order: int) -> None:
+        self.home, self.order = home, order
         self.written: tuple[Stream, int, str] | None = None
         self.read: dict[Stream, tuple[int, str]] = {}
         self.held: set[Stream] = set()
@@ -104,18 +105,21 @@ class Machine:
     """The device: its streams, and what the host knows of them.
 
     Attributes:
-        races: found where nothing can be raised, when memory is freed.
+        order: by which operations run.
+        first: the stream on which threads queue unless they say otherwise.
+        races: found where nothing can be raised, when memory is freed; the next operation raises them.
         ran: how many operations have run.
     """
 
     def __init__(self) -> None:
+        self.order = 0
         self.races: list[str] = []
         self.ran = 0
         self._lock = threading.RLock()
         self._local = threading.local()
         self._streams: list[Stream] = []
         self._random = random.Random(0)
-        self._first = self.stream("compute")
+        self.first = self.stream("compute")
 
     def stream(self, name: str) -> Stream:
         """Returns a further stream."""
@@ -129,6 +133,7 @@ class Machine:
             self.run_until(lambda: not any(stream.queue for stream in self._streams))
             del self._streams[_KEPT:]
             self.races.clear()
+            self.order = order
             self._random.seed(order)
 
     def drop(self) -> None:
@@ -137,6 +142,7 @@ class Machine:
             for stream in self._streams:
                 stream.queue.clear()
             self.races.clear()
+            self.order = -1
 
     @property
     def _host(self) -> _Clock:
@@ -146,7 +152,7 @@ class Machine:
     @property
     def current(self) -> Stream:
         """On which this thread queues."""
-        return getattr(self._local, "stream", self._first)
+        return getattr(self._local, "stream", self.first)
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -202,7 +208,7 @@ class Machine:
         """
         with self._lock:
             if self.races:
-                raise Race(self.races[0])
+                raise Race(f"order {self.order}: {self.races[0]}")
             stream = self.current
             stream.clock = _merged(stream.clock, self._host)
             now = stream.clock[stream] = stream.clock.get(stream, 0) + 1
@@ -221,10 +227,14 @@ class Machine:
             return
         other, at, what = before
         if other is not self.current and self.current.clock.get(other, 0) < at:
-            raise Race(f"{name} on {self.current} uses memory at the same time as {what} on {other}")
+            raise Race(
+                f"order {self.order}: {name} on {self.current} uses memory at the same time as {what} on {other}"
+            )
 
     def freed(self, memory: _Uses, raw: Tensor) -> None:
         """Memory goes to the next one who asks for it where it was made: what is there now is over for others."""
+        if memory.order != self.order:  # of somebody else, who has failed
+            return
         with self._lock:
             used = [(other, at, what) for other, (at, what) in memory.read.items()]
             used += [memory.written] if memory.written is not None else []
@@ -275,7 +285,7 @@ class _Memory:
     """An allocation: whose tensors are all gone is freed."""
 
     def __init__(self, raw: Tensor) -> None:
-        self.uses = _Uses(MACHINE.current)
+        self.uses = _Uses(MACHINE.current, MACHINE.order)
         weakref.finalize(self, MACHINE.freed, self.uses, raw).atexit = False
 
 
@@ -529,11 +539,12 @@ class Late(Queued):
 
     def __init__(self) -> None:
         self.torch = torch.device(NAME, 0)
-        super().__init__(out=_OUT, back=_BACK)
+        super().__init__(compute=MACHINE.first, out=_OUT, back=_BACK)
 
     def settle(self) -> None:
-        """What the host computes is repeatable; each process runs in an order of its own."""
-        MACHINE.reset(random.SystemRandom().randrange(1 << 32))
+        """What the host computes is repeatable; each process runs in an order of its own, or in the one it is told."""
+        if not MACHINE.order:
+            MACHINE.reset(int(os.environ.get("HOLDFAST_LATE_ORDER") or random.SystemRandom().randrange(1 << 32)))
 
     def seed(self, value: int) -> None:
         """Operations draw from the host's generator."""
@@ -546,8 +557,11 @@ class Late(Queued):
         return made
 
     @property
-    def _compute(self) -> Stream:
+    def _current(self) -> Stream:
         return MACHINE.current
+
+    def _mark(self, stream: Any) -> Mark:
+        return stream.record_event()
 
     def _on(self, stream: Any) -> AbstractContextManager[None]:
         return MACHINE.on(stream)
@@ -556,7 +570,7 @@ class Late(Queued):
         MACHINE.hold(tensor, stream)
 
     def _timed(self) -> Mark:
-        return MACHINE.mark()
+        return MACHINE.mark(self._compute)
 
     def _between_s(self, first: Any, last: Any) -> float:
         return last.passed_at - first.passed_at

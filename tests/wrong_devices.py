@@ -2,7 +2,7 @@
 
 from tests.accelerator import MACHINE, Late
 
-__all__ = ["WRONG"]
+__all__ = ["WRONG", "ForgetsWhatIsSent"]
 
 
 class Deaf:
@@ -18,33 +18,46 @@ class Deaf:
         """Goes on."""
 
 
-class ComputesAtOnce(Late):
+class _OneIsDeaf(Late):
+    """One of its streams waits for nothing."""
+
+    def _on(self, stream):
+        return MACHINE.on(getattr(stream, "stream", stream))
+
+    def _hold(self, tensor, stream):
+        MACHINE.hold(tensor, getattr(stream, "stream", stream))
+
+
+class ComputesAtOnce(_OneIsDeaf):
     """Does not wait for what is brought."""
 
-    @property
-    def _compute(self):
-        return Deaf(MACHINE.current)
+    def __init__(self):
+        super().__init__()
+        self._compute = Deaf(self._compute)
 
 
-class CopiesAtOnce(Late):
+class CopiesAtOnce(_OneIsDeaf):
     """Does not wait until what it copies is computed."""
 
     def __init__(self):
         super().__init__()
-        self._out_stream, self._out = self._out, Deaf(self._out)
-
-    def _on(self, stream):
-        return MACHINE.on(self._out_stream if stream is self._out else stream)
-
-    def _hold(self, tensor, stream):
-        MACHINE.hold(tensor, self._out_stream if stream is self._out else stream)
+        self._out = Deaf(self._out)
 
 
-class Forgetful(Late):
-    """Keeps no memory for a stream that is yet to use it."""
+class ForgetsWhatIsSent(Late):
+    """Keeps no memory for the stream that copies to the host."""
 
     def _hold(self, tensor, stream):
-        """Does nothing."""
+        if stream is not self._out:
+            super()._hold(tensor, stream)
 
 
-WRONG = (CopiesAtOnce, ComputesAtOnce, Forgetful)
+class ForgetsWhatIsBrought(Late):
+    """Keeps no memory for the stream that computes."""
+
+    def _hold(self, tensor, stream):
+        if stream is not self._compute:
+            super()._hold(tensor, stream)
+
+
+WRONG = (CopiesAtOnce, ComputesAtOnce, ForgetsWhatIsSent, ForgetsWhatIsBrought)

@@ -41,6 +41,7 @@ PARTS = {
     "step": 240,
     "profile": 150,
     "train": 100,
+    "loops": 100,
 }
 """Every part, with the most seconds that it may take."""
 
@@ -489,6 +490,23 @@ RUNS: Sequence[tuple[list[str], list[str]]] = (
     (["checkpoint.every=2"], ["kill:0.1@3:backward", "join:0.1@6"]),
 )
 
+
+def loops() -> None:
+    """Whether loops of a script, on one GPU that all workers share, end in the same bits, with a loss and without."""
+    for variant in ("norm", "scaled", "own"):
+        tree = {
+            "name": f"loop-{variant}",
+            "model": {"kind": "script", "path": str(SCRIPT), "arguments": ["--variant", variant]},
+            "data": {"kind": "script"},
+            "grid": {"pipelines": 4, "stages": 1, "microbatches": 1},
+            "train": {"steps": 1, "device": os.environ.get("DEVICE", "cuda:0")},
+            "control": {"hang_s": 15},
+        }
+        hashes = [_ran(tree, [], faults, "loops") for faults in ([], ["kill:1.0@3:backward"])]
+        tell("loops", variant=variant, equal=hashes[0] is not None and hashes[0] == hashes[1])
+
+
+SCRIPT = ROOT / "tests" / "dist" / "loop_script.py"
 
 LARGE: dict[str, Any] = {
     "name": "gpt-125m",

@@ -250,7 +250,9 @@ class StagedCluster(MemoryCluster):
     def __init__(self):
         super().__init__()
         pytest.importorskip("torch", minversion="2.13", reason=HOOK)
-        self.device = importlib.import_module("tests.accelerator").Late()
+        accelerator = importlib.import_module("tests.accelerator")
+        accelerator.MACHINE.reset(7)
+        self.device = accelerator.Late()
 
     def _transport(self, worker):
         return StagedTransport(super()._transport(worker), self.device)

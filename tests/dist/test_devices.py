@@ -57,6 +57,12 @@ def test_the_same_hash_from_every_grid_on_a_gpu(runs, grid):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["norm", "scaled", "tied", "own"])
+def test_a_loop_survives_a_kill_on_a_gpu(runs, variant):
+    runs.survives(f"loop-{variant}", "kill:1.0@3:backward", overrides=GPU)
+
+
+@pytest.mark.gpu
 def test_more_workers_than_gpus_are_refused(runs, tmp_path):
     with pytest.raises(ConfigError, match=r"^train\.device: cuda is a GPU for each worker, and there are 12 workers"):
         runs.train("gpt", overrides=("train.device=cuda",), run_dir=tmp_path / "run")

@@ -85,7 +85,7 @@ def deciding(job: Job) -> dict[str, Any]:
         if (arguments := getattr(getattr(job, section), "arguments", None)) is not None:
             tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
     tree = spelled(tree)
-    tree["train"]["device"] = job.train.device.partition(":")[0]  # which of them computes changes nothing
+    tree["train"]["device"] = job.train.device_kind  # which of them computes changes nothing
     tree["train"]["technique"] = job.train.technique_unprofiled  # with fast numerics, where it counts
     if job.train.sum_chunks == default_chunks(job.global_microbatches):
         tree["train"]["sum_chunks"] = None

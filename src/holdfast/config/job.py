@@ -52,7 +52,7 @@ Spares = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|(?!cuda:).+:[A-Za-z_]\w*")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|(?!(auto|cpu|cuda):).+:[A-Za-z_]\w*")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
@@ -445,6 +445,11 @@ class Train(_Plain, frozen=True, kw_only=True):
     compare_every: Count | None = None
     time_limit: PositiveFloat | None = None
     device: str = "cpu"
+
+    @property
+    def device_kind(self) -> str:
+        """What is computed on, whichever of them it is: ``auto``, ``cpu``, ``cuda``, or what makes a device."""
+        return "cuda" if self.device.startswith("cuda:") else self.device
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):

@@ -36,7 +36,8 @@ class Cuda(Queued):
             raise ConfigError(f"there is no GPU cuda:{number}: {_seen(found)}; expected cpu, or one that is there")
         self.torch = torch.device("cuda", number)
         torch.cuda.set_device(self.torch)
-        super().__init__(out=_stream(self.torch), back=_stream(self.torch))
+        default = torch.cuda.default_stream(self.torch)
+        super().__init__(compute=default, out=_stream(self.torch), back=_stream(self.torch))
 
     @classmethod
     def alone(cls, number: int) -> Cuda:
@@ -76,8 +77,12 @@ class Cuda(Queued):
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     @property
-    def _compute(self) -> Stream:
+    def _current(self) -> Stream:
         return torch.cuda.current_stream(self.torch)
+
+    def _mark(self, stream: Stream) -> Mark:
+        """The host sleeps while it waits: links and loaders need its processors."""
+        return _recorded(torch.cuda.Event(blocking=True), stream)  # type: ignore[no-untyped-call]
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         return torch.cuda.stream(cast("torch.cuda.Stream", stream))
@@ -86,9 +91,7 @@ class Cuda(Queued):
         tensor.record_stream(cast("torch.cuda.Stream", stream))
 
     def _timed(self) -> Mark:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return _recorded(torch.cuda.Event(enable_timing=True, blocking=True), self._compute)  # type: ignore[no-untyped-call]
 
     def _between_s(self, first: Mark, last: Mark) -> float:
         return float(cast("torch.cuda.Event", first).elapsed_time(cast("torch.cuda.Event", last))) * 1e-3
@@ -103,6 +106,11 @@ class Cuda(Queued):
 
 def _stream(device: torch.device) -> Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _recorded(event: torch.cuda.Event, stream: Stream) -> Mark:
+    event.record(cast("torch.cuda.Stream", stream))
+    return event
 
 
 def _cudnn() -> object:

@@ -85,6 +85,14 @@ class Device(ABC):
         """Returns the tensor in the device's memory; itself where it is there. Nobody changes the one that is given."""
 
     @abstractmethod
+    def check_stream(self) -> None:
+        """Checks that what this thread queues is computed behind all else of the process.
+
+        Raises:
+            ConfigError: it is not: it queues on a stream of its own.
+        """
+
+    @abstractmethod
     def keep_pace(self) -> None:
         """Called behind each operation: waits until no more than a few are queued.
 
@@ -131,6 +139,9 @@ class Host(AtOnce, Device):
     def brought(self, tensor: Tensor) -> Tensor:
         """See Device.brought."""
         return tensor
+
+    def check_stream(self) -> None:
+        """There is one."""
 
     def keep_pace(self) -> None:
         """An operation is done when it returns."""

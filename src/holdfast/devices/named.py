@@ -26,7 +26,7 @@ def choose(wanted: str, workers: int) -> tuple[str, tuple[str, ...]]:
         wanted: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; or what makes a device, which stays as it is.
         workers: how many are to have a GPU each.
     """
-    gpus = visible() if wanted.partition(":")[0] in (_CUDA, _AUTO) else ()
+    gpus = () if wanted == _CPU or is_target(wanted) else visible()
     if wanted == _AUTO:
         wanted = _CUDA if len(gpus) >= workers else _CPU
     return wanted, () if wanted == _CPU else gpus

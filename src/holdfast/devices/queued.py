@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from holdfast.devices.device import Device, Mark, Outgoing
+from holdfast.errors import ConfigError
 
 __all__ = ["Queued", "Stream"]
 
@@ -20,9 +21,6 @@ _AHEAD = 2
 
 class Stream(Protocol):
     """Operations that run one after the other. torch's streams are such."""
-
-    def record_event(self) -> Any:
-        """Sets a mark behind all that is queued, and returns it."""
 
     def wait_event(self, event: Any) -> None:
         """Has all that is queued from now on run behind a mark."""
@@ -36,18 +34,23 @@ class Queued(Device):
     host waits for it, and the copy for nothing.
 
     Args:
+        compute: the stream that computes: that on which every thread queues unless it says otherwise.
         out: the stream that copies to the host.
         back: the stream that copies from there.
     """
 
-    def __init__(self, out: Stream, back: Stream) -> None:
-        self._out, self._back = out, back
+    def __init__(self, compute: Stream, out: Stream, back: Stream) -> None:
+        self._compute, self._out, self._back = compute, out, back
         self._pace: deque[Mark] = deque()  # behind the operations that are queued
 
     @property
     @abstractmethod
-    def _compute(self) -> Stream:
-        """The stream that computes."""
+    def _current(self) -> Stream:
+        """The stream on which this thread queues."""
+
+    @abstractmethod
+    def _mark(self, stream: Stream) -> Mark:
+        """Sets a mark behind all that is on a stream."""
 
     @abstractmethod
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
@@ -71,11 +74,11 @@ class Queued(Device):
             return Outgoing(tensor)
         dense = tensor.detach().contiguous()
         here = self.memory(dense.nbytes).view(dense.dtype).view(dense.shape)
-        self._out.wait_event(self._compute.record_event())
+        self._out.wait_event(self._mark(self._compute))
         with self._on(self._out):
             here.copy_(dense, non_blocking=True)
         self._hold(dense, self._out)
-        return Outgoing(here, self._out.record_event())
+        return Outgoing(here, self._mark(self._out))
 
     def brought(self, tensor: Tensor) -> Tensor:
         """See Device.brought: torch keeps pinned memory from being used again until it is copied."""
@@ -83,14 +86,22 @@ class Queued(Device):
             return tensor
         with self._on(self._back):
             there = tensor.to(self.torch, non_blocking=True)
-        compute = self._compute
-        compute.wait_event(self._back.record_event())
-        self._hold(there, compute)
+        self._compute.wait_event(self._mark(self._back))
+        self._hold(there, self._compute)
         return there
+
+    def check_stream(self) -> None:
+        """See Device.check_stream."""
+        if self._current != self._compute:
+            raise ConfigError(
+                "an item ended on a stream of the script's own, and its gradients are summed on torch's default one; "
+                "expected that what is run on another stream ends within the item: with torch.cuda.stream(...): around "
+                "a part of it, and torch.cuda.current_stream().wait_stream(...) behind that"
+            )
 
     def keep_pace(self) -> None:
         """See Device.keep_pace."""
-        self._pace.append(self._compute.record_event())
+        self._pace.append(self._mark(self._compute))
         if len(self._pace) > _AHEAD:
             self._pace.popleft().synchronize()
 

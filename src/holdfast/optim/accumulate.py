@@ -322,11 +322,19 @@ class Accumulator:
         header = _Header(
             dissent=dissent,
             parts=tuple((place, interval) for place, interval, _ in found),
-            records={number: row.cpu().numpy() for number, row in sorted(self._records.items())},
+            records=self._recorded(),
             has=tuple(self._has),
         )
         parts = tuple(part.sums for _, _, part in found) if self.layout.length else ()
         return Contribution(header.pack(), parts, self.layout.length, partial(_mean, self.layout, self._left_out))
+
+    def _recorded(self) -> dict[int, numpy.ndarray]:
+        """The records by micro-batch, on the host: one copy of all of them, which is waited for."""
+        if not self._records:
+            return {}
+        numbers = sorted(self._records)
+        rows = torch.stack([self._records[number] for number in numbers]).cpu().numpy()
+        return dict(zip(numbers, rows, strict=True))
 
     def decode(self, summed: Total) -> Reduced:
         """Check what came of the sum over all owners, and take it apart.

@@ -38,6 +38,7 @@ class RunningStats:
         self._modules = {name: norm for name, norm in module.named_modules() if _tracks(norm)}
         self._scratch: dict[str, list[Tensor]] = {}
         self._fill = 0.0
+        self._seen = False
         prefixes = [f"{name}." if name else "" for name in self._modules]
         self.buffer_names = frozenset(prefix + kind for prefix in prefixes for kind in _NAMES)
         """Names within the layer of the buffers that are handled here."""
@@ -88,14 +89,11 @@ class RunningStats:
         Raises:
             ConfigError: a module does not count how often it has run.
         """
-        for name in self.foreign:  # torch's own count
-            mean, var, runs = self._scratch[name]
-            if not runs.any() and ((mean != self._fill).any() or (var != self._fill).any()):
-                raise ConfigError(
-                    f"layer {self._layer}: batch-norm {name!r} ({type(self._modules[name]).__name__}) changes its"
-                    " running statistics without counting it in num_batches_tracked; expected that it does as"
-                    " torch.nn.BatchNorm1d, or track_running_stats=False"
-                )
+        if not self._seen:  # asking makes a device wait; `fold` asks later
+            for name, (mean, var, runs) in self._scratch.items():
+                if not runs.any() and ((mean != self._fill).any() or (var != self._fill).any()):
+                    raise self._uncounted(name)
+            self._seen = True
         return torch.cat([value.float().reshape(-1) for scratch in self._scratch.values() for value in scratch])
 
     def fold(self, buffers: Mapping[str, Tensor], records: Tensor) -> None:
@@ -104,6 +102,9 @@ class RunningStats:
         Args:
             buffers: the layer's buffers by name.
             records: float32 ``[num_microbatches, width]``, rows as `taken` returned them.
+
+        Raises:
+            ConfigError: a module did not count how often it has run.
         """
         start = 0
         for name, norm in self._modules.items():
@@ -114,6 +115,8 @@ class RunningStats:
             for row, times in zip(rows, rows[:, -1].tolist(), strict=True):
                 runs = int(times)
                 if not runs:
+                    if row[:-1].any():
+                        raise self._uncounted(name)
                     continue
                 tracked.add_(runs)
                 if norm.momentum is None:  # what is added is a mean of all runs, those here and those before
@@ -124,6 +127,13 @@ class RunningStats:
                 mean.mul_(kept).add_(row[:size] * share)
                 var.mul_(kept).add_(row[size:-1] * share)
             start += width
+
+    def _uncounted(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"layer {self._layer}: batch-norm {name!r} ({type(self._modules[name]).__name__}) changes its"
+            " running statistics without counting it in num_batches_tracked; expected that it does as"
+            " torch.nn.BatchNorm1d, or track_running_stats=False"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,8 @@ class Driver:
 
     def _hand_on(self, effect: WorkerEffect) -> None:
         """Nobody waits for us while we wait: that our device is not done yet is no wait for others."""
+        if self.protocol.raised is not None:  # whoever has failed, perhaps with its device, has nothing more to say
+            return
         try:
             self.transport.hand_on()
         except ClusterError:

@@ -55,6 +55,10 @@ def test_what_decides_no_bit_may_change(override):
 
 def test_of_devices_their_kind_counts():
     assert told(job("train.device=cuda"), job("train.device=cuda:3")) == []
+    assert told(job("train.device=own.py:A"), job("train.device=own.py:A")) == []
+    assert told(job("train.device=own.py:A"), job("train.device=own.py:B")) == [
+        "train.device: expected own.py:A, as in the checkpoint, got own.py:B"
+    ]
     assert told(job(), job("train.device=cuda:3")) == ["train.device: expected cpu, as in the checkpoint, got cuda"]
 
 

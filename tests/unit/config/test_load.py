@@ -693,7 +693,9 @@ def test_what_logs_need_is_named(overrides, needed):
     assert logs_need(parse_job(JOB, ("checkpoint.every=2", "logging.use=on"))) == ""
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:0 ", ""])
+@pytest.mark.parametrize(
+    "device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:0 ", "", "cpu:x", "auto:x", "own.py:", "own.py:1"]
+)
 def test_what_is_no_device_is_refused(device):
     found = complaint(JOB | {"train": {"steps": 3, "device": device}})
     wanted = "auto, cpu, cuda, cuda:N such as cuda:0, or path/to/file.py:name"
@@ -701,7 +703,7 @@ def test_what_is_no_device_is_refused(device):
 
 
 def test_devices_that_can_be_asked_for():
-    for device in ("auto", "cpu", "cuda", "cuda:0", "cuda:12"):
+    for device in ("auto", "cpu", "cuda", "cuda:0", "cuda:12", "own.py:Own", "package.module:make"):
         assert parse_job(JOB | {"train": {"steps": 3, "device": device}}).train.device == device
     assert parse_job(JOB).train.device == "cpu"
 

@@ -58,7 +58,10 @@ def test_streams_that_no_mark_orders_are_a_race_in_every_order(order, waits):
         with MACHINE.on(other):
             assert (value + 1).tolist() == [2.0]
         return
-    with MACHINE.on(other), pytest.raises(Race, match=r"^add.Tensor on other uses memory .* as mul.Tensor on compute$"):
+    with (
+        MACHINE.on(other),
+        pytest.raises(Race, match=r"add.Tensor on other uses memory .* as mul.Tensor on compute$"),
+    ):
         value + 1
 
 
@@ -76,7 +79,7 @@ def test_who_writes_waits_for_those_who_read(order):
     other.wait_event(MACHINE.mark())
     with MACHINE.on(other):
         read = value + 1
-    with pytest.raises(Race, match=r"^add_.Tensor on compute uses memory at the same time as add.Tensor on other$"):
+    with pytest.raises(Race, match=r"add_.Tensor on compute uses memory .* as add.Tensor on other$"):
         value.add_(1)
     MACHINE.current.wait_event(MACHINE.mark(other))
     value.add_(1)

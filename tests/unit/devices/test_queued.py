@@ -9,7 +9,10 @@ import torch
 pytest.importorskip("torch", minversion="2.13", reason="the hook for devices written in Python is of torch 2.13")
 
 from tests.accelerator import MACHINE, Late, LateTensor, Race, running
+from tests.waiting import until
 from tests.wrong_devices import WRONG
+
+from holdfast.errors import ConfigError
 
 ORDERS = range(20)
 
@@ -20,8 +23,10 @@ def there_and_back(device):
     sent = None
     for number in range(4):
         value = device.brought(torch.full((3,), float(number)))
-        following = device.outgoing(value * 2 + 1)
+        made = value * 2 + 1
         del value
+        following = device.outgoing(made)
+        del made
         device.keep_pace()
         if sent is not None:
             found.append(sent.wait().tolist())
@@ -49,8 +54,7 @@ def test_a_copy_is_not_there_before_its_mark_has_passed():
     with running(1):
         copy = device.outgoing(device.brought(torch.ones(3)) + 1)
         assert copy.tensor.tolist() != [2.0] * 3, "what holds no numbers yet"
-        while not copy.ready:
-            assert copy.tensor.tolist() != [2.0] * 3
+        until(lambda: copy.ready)
         assert copy.tensor.tolist() == copy.wait().tolist() == [2.0] * 3
 
 
@@ -92,3 +96,11 @@ def test_stamps_tell_when_operations_ran_and_not_when_they_were_called(order):
     assert told[-1] <= now
     assert all(later - earlier >= 0.002 for earlier, later in itertools.pairwise(told))
     assert device.seconds([]) == []
+
+
+def test_an_item_on_a_stream_of_the_scripts_own_is_refused():
+    device = Late()
+    with running(0):
+        device.check_stream()
+        with MACHINE.on(MACHINE.stream("own")), pytest.raises(ConfigError, match=r"^an item ended on a stream of the"):
+            device.check_stream()

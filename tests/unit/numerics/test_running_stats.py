@@ -171,3 +171,37 @@ def test_one_that_does_not_count_its_runs_is_refused() -> None:
         model(torch.randn(6, 3))
         with pytest.raises(ConfigError, match=r"batch-norm '1' \(Uncounted\) changes .* without counting it in num_b"):
             stats.taken()
+
+
+class Around(nn.Module):
+    """Calls the function with its batch-norm's buffers, and not the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        return nn.functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=True)
+
+
+def test_one_that_somebody_else_runs_without_counting_is_refused_by_the_first_micro_batch() -> None:
+    stats = RunningStats(0, model := Around())
+    with stats.apart():
+        model(torch.randn(6, 4))
+        with pytest.raises(ConfigError, match=r"batch-norm 'norm' \(BatchNorm1d\) changes .* without counting it"):
+            stats.taken()
+
+
+def test_one_that_stops_counting_is_refused_by_the_update() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    stats = RunningStats(0, model)
+    rows = []
+    for counts in (True, False):
+        with stats.apart():
+            model(torch.randn(6, 4))
+            if not counts:
+                model[0].num_batches_tracked.zero_()
+            rows.append(stats.taken())
+    with pytest.raises(ConfigError, match=r"batch-norm '0' \(BatchNorm1d\) changes .* without counting it in num"):
+        stats.fold(dict(model.named_buffers()), torch.stack(rows))

@@ -363,3 +363,27 @@ def test_who_is_lost_while_it_is_handed_on_is_told_unless_another_generation_fol
     make(calls, calls.throw(lost.value))
     assert isinstance(answers[0], PeerLost)
     assert answers[1] == Attached()
+
+
+class Sick(OnItsWay):
+    """Its device has failed: whatever is asked of it raises."""
+
+    def hand_on(self):
+        self.waited.append(True)
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_one_whose_device_has_failed_says_so_and_asks_nothing_of_it_any_more(driver):
+    driver, sent = driver
+    driver.transport = Sick(driver.monitor)
+    driver.on_command(Attached())
+    driver.on_command(Shutdown(reason="it raised"))
+    calls, _ = by_hand(driver, [Drain()])
+    call = next(calls)
+    with pytest.raises(RuntimeError) as failed:
+        call()
+    make(calls, calls.throw(failed.value))
+    raised = sent.get_nowait()
+    assert isinstance(raised, Raised)
+    assert raised.kind == "RuntimeError"
+    assert driver.transport.waited == [True]

@@ -21,10 +21,11 @@ from holdfast.core.summing import add_up
 from holdfast.errors import ConfigError, InternalError, LedgerError, WorkFailed
 from holdfast.optim.live import LiveLayer
 from holdfast.optim.mirror import Mirror
-from holdfast.runtime.loop.alone import run_step
+from holdfast.runtime.loop.alone import Alone, run_step
 from holdfast.runtime.loop.buckets import make_buckets
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.prepared import ToldState, prepare
+from holdfast.runtime.loop.session import Session
 from holdfast.runtime.loop.stage import Gradients, LoopStage
 from holdfast.runtime.loop.turns import Item, LoopAbandoned, Turns
 from holdfast.runtime.tensors import settle_thread
@@ -719,3 +720,20 @@ def test_a_model_may_have_a_length_which_says_nothing_about_it(length):
     stage = LoopStage(prepared=prepared, turns=AtOnce(prepared), owned=owned, num_microbatches=1)
     assert len(owned) > 1
     assert stage.stats.buffer_names >= {"norm.running_mean", "norm.running_var"}
+
+
+@pytest.mark.parametrize("what", ["parameter", "buffer"])
+def test_a_model_that_is_not_where_it_is_computed_is_refused(what):
+    """The meta device stands for any other one."""
+    whole = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    if what == "parameter":
+        whole[0].weight = nn.Parameter(whole[0].weight.to("meta"))
+    else:
+        whole[1].running_mean = whole[1].running_mean.to("meta")
+    name = {"parameter": "0.weight", "buffer": "1.running_mean"}[what]
+    with pytest.raises(ConfigError, match=rf"^hf.prepare: {what} {name} is on meta, .* on cpu; expected model.to\(hf"):
+        prepare(whole, (torch.optim.SGD(whole.parameters(), lr=0.1),))
+
+
+def test_a_script_by_itself_computes_on_the_host():
+    assert Session(Alone(), 0).device == torch.device("cpu")

@@ -48,6 +48,7 @@ from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MaskedText, Text
 from holdfast.devices.device import HOST, Device
+from holdfast.devices.named import is_target
 from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
 from holdfast.optim.digest import tensor_sha256
@@ -419,7 +420,10 @@ def sources_of(job: Job) -> dict[str, str]:
 
     Of modules that are loaded: nothing is said of others.
     """
-    named = {"optimizer.kind": job.optimizer.kind if ":" in job.optimizer.kind else None}
+    named = {
+        "optimizer.kind": job.optimizer.kind if ":" in job.optimizer.kind else None,
+        "train.device": job.train.device if is_target(job.train.device) else None,
+    }
     if isinstance(job.model, PythonModel):
         named |= {"model.target": job.model.target, "model.loss": job.model.loss}
     if isinstance(job.data, PythonData):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from holdfast.devices.device import Device
 from holdfast.devices.named import is_target, opened
 from holdfast.errors import ConfigError
@@ -28,6 +30,8 @@ def device_of(name: str, *, exact: bool, alone: bool = False, key: str = "train.
     if not isinstance(device, Device):
         kind = type(device).__name__
         raise ConfigError(f"{key}: {name} returns {kind}; expected a holdfast.devices.device.Device (docs/gpu.md)")
+    if (full := torch.empty(0, device=device.torch).device) != device.torch:
+        raise ConfigError(f"{key}: {name} computes on {device.torch}; expected what torch calls it, {full}")
     if exact:
         device.settle()
     return device

@@ -67,11 +67,14 @@ class Stateful(Protocol):
 
 
 class ToldState(NamedTuple):
-    """State that is of no bucket: JSON, the tensors that it refers to by number, which of them are on the device."""
+    """State that is of no bucket: JSON, the tensors that it refers to by number, which of them are on the device.
+
+    None: it is not known; those that are there now.
+    """
 
     text: str
     tensors: Sequence[Tensor] = ()
-    apart: Sequence[int] = ()
+    apart: Sequence[int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -270,7 +273,7 @@ class Prepared:
         Raises:
             ConfigError: it is of another script.
         """
-        apart = frozenset(told.apart)
+        apart = frozenset(self.tell().apart or () if told.apart is None else told.apart)
         tensors = [each.to(self.device) if n in apart else each for n, each in enumerate(told.tensors)]
         state, changes = told_state(ToldState(told.text, tensors)), self._changes
         for name, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers), ("objects", self.objects)):

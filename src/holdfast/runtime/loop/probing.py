@@ -58,6 +58,8 @@ class _Probing:
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """What there is to know of the loop is known before anything of it runs; then it is tried."""
         self.reached = True
+        if self._job.train.numerics == "exact":
+            self.device.settle()  # whatever the script has set since
         probed = replace(_probed(self._job, loop), gpus=self._gpus, arithmetic=arithmetic(self.device))
         trial = ItemTrial(loop, turns, self.device)
         finish = partial(self._answer, partial(_tried, self._job, probed, trial))

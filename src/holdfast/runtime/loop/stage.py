@@ -245,6 +245,7 @@ class LoopStage(SummedStage):
                 return True
             self._items[item.number] = [tuple(map(_summed, row)) for row in found.of]
             parts = (found.loss, found.stats, found.logged, found.marks)
+            self._on.check_stream()
             self._records[item.number] = torch.cat([self._on.brought(part) for part in parts if part is not None])
             self._on.keep_pace()
             with denormals_kept():
@@ -472,7 +473,7 @@ class LoopStage(SummedStage):
         super().install(layer, replace(state, optimizer={}) if self._prepared.begins_anew(layer) else state)
         self._last = (-1, {})
         if state.extra:
-            self._prepared.take(ToldState(state.extra, state.extra_tensors, state.about.get(_APART, ())))
+            self._prepared.take(ToldState(state.extra, state.extra_tensors, state.about.get(_APART)))
         if _MARK in state.about:
             self.learn_mark(state.about[_MARK])
 

@@ -121,8 +121,10 @@ class ItemTrial:
         (item,) = items
         if self._found is None:
             self._found = self._have_run(item)
+            self.device.outgoing(self._found.loss).wait()  # so that nothing is under way any more
             begun = time.perf_counter()
             again = self._have_run(item)
+            self.device.outgoing(again.loss).wait()
             self._item_s = time.perf_counter() - begun
             self.differences = tuple(self._compare(self._found, again))
             if self.stage.stats.foreign and not self.differences:

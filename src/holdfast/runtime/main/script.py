@@ -87,6 +87,8 @@ class ScriptProcess(WorkerProcess):
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """The script has reached its loop: from now on this worker takes part in the job."""
         self._check(loop)
+        if self._spec.job.train.numerics == "exact":
+            self.device.settle()  # whatever the script has set since
         self._loop, self._turns = loop, turns
         try:
             driver = self._begin()

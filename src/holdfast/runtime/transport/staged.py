@@ -8,20 +8,21 @@ computes with them brings them to the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.summing import Contribution, Total
-from holdfast.errors import ClusterError, StaleGeneration
+from holdfast.devices.device import Outgoing
+from holdfast.errors import StaleGeneration
 from holdfast.runtime.transport.around import TransportAround
 from holdfast.runtime.transport.port import MessageKey, SumHandle, SumKey, Transport
 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.devices.device import Device, Outgoing
+    from holdfast.devices.device import Device
 
 __all__ = ["StagedTransport"]
 
@@ -42,7 +43,10 @@ class StagedTransport(TransportAround):
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
-        self._stage(key.generation, [tensor], lambda here: self._inner.send(key, peer, *here))
+        copy = self._device.outgoing(tensor)
+        if copy.mark is None and self._staged:  # behind others, and whoever gave it may change it
+            copy = Outgoing(tensor.clone())
+        self._stage(key.generation, [copy], lambda here: self._inner.send(key, peer, *here))
 
     def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
         """See Transport.all_reduce; the sum of one worker alone stays where it is."""
@@ -53,7 +57,7 @@ class StagedTransport(TransportAround):
         def start(parts: list[torch.Tensor]) -> None:
             summing.handle = self._inner.all_reduce(key, replace(contribution, parts=tuple(parts)))
 
-        self._stage(key.generation, contribution.parts, start)
+        self._stage(key.generation, list(map(self._device.outgoing, contribution.parts)), start)
         return summing
 
     def hand_on(self) -> None:
@@ -66,10 +70,8 @@ class StagedTransport(TransportAround):
         self._aborted = max(self._aborted, generation)
         super().abort(generation)
 
-    def _stage(
-        self, generation: int, tensors: Sequence[torch.Tensor], then: Callable[[list[torch.Tensor]], object]
-    ) -> None:
-        self._staged.append(_Staged(generation, [self._device.outgoing(tensor) for tensor in tensors], then))
+    def _stage(self, generation: int, copies: list[Outgoing], then: Callable[[list[torch.Tensor]], object]) -> None:
+        self._staged.append(_Staged(generation, copies, then))
         self._hand_on(waits=False)
 
     def _hand_on(self, *, waits: bool) -> None:
@@ -87,7 +89,7 @@ class StagedTransport(TransportAround):
         """Hands something on; if that fails, nothing else of its generation is of use to anybody."""
         try:
             staged.then([copy.wait() for copy in staged.copies])
-        except ClusterError:
+        except BaseException:
             self._staged.clear()
             raise
 
@@ -114,7 +116,8 @@ class _Summing:
 
     def wait(self) -> Total:
         """See SumHandle."""
-        self._transport.hand_on()
+        if self.handle is None:
+            self._transport.hand_on()
         if self.handle is None:
             raise StaleGeneration(self._generation)
         return self.handle.wait()
