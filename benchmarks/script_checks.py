@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from holdfast.devices.device import HOST
 from holdfast.runtime.loop.guarding import Guard
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.session import Session
@@ -42,7 +43,8 @@ class Timed:
     def __init__(self) -> None:
         """Nothing was run yet."""
         self.worker, self.untried, self.per_gradient, self.deadline = "0.0", True, False, float("inf")
-        self.ended: list[float] = []
+        self.device = HOST
+        self.behind: list[float] = []
         self.over = 0.0
         self.trial: ItemTrial | None = None
 
@@ -50,12 +52,12 @@ class Timed:
         """Nobody is."""
         return False
 
-    def left(self) -> None:
-        """It is."""
+    def ended(self) -> None:
+        """It is not asked whether it was left."""
 
     def begin(self, loop: Loop, turns: Turns) -> Callable[[], LoopStage]:
         """Tries the loop in a thread."""
-        trial = self.trial = ItemTrial(loop, turns)
+        trial = self.trial = ItemTrial(loop, turns, HOST)
         threading.Thread(target=self._try, args=(trial, turns), daemon=True).start()
         return lambda: trial.stage
 
@@ -81,13 +83,13 @@ def measure(make: Callable[[], nn.Module], item_s: float) -> dict[str, Any]:
                 begun = time.perf_counter()
                 step.backward((model(given) - wanted).square().mean())
                 time.sleep(max(0.0, item_s - (time.perf_counter() - begun)))
-                by.ended.append(time.perf_counter())
+                by.behind.append(time.perf_counter())
     except LoopAbandoned:
         pass
     assert by.trial is not None, "the loop was tried"
     again_s, digest_s = by.trial.seconds()
     return {
-        "trial_s": by.over - by.ended[0],
+        "trial_s": by.over - by.behind[0],
         "item_s": again_s,
         "digest_s": digest_s,
         "guard_s": guard_seconds(by.trial),

@@ -3,6 +3,7 @@
 pip install -e '.[hf]'
 python examples/hf_gpt2.py                                                   one process
 holdfast run --workers 4 --fault kill:2.0@20:backward examples/hf_gpt2.py    four, of which one dies
+holdfast run --workers 4 --set train.device=cuda examples/hf_gpt2.py         four, with a GPU each
 
 With a folder behind it, it saves what it has trained there, as `from_pretrained` takes it. Nothing is downloaded.
 """
@@ -54,13 +55,14 @@ def main() -> None:
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(config).to(hf.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     scheduler = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=5, num_training_steps=args.steps)
     model, optimizer = hf.prepare(model, optimizer, scheduler=scheduler, clip_norm=1.0)
 
     for step in hf.steps(Bytes(), microbatches=12, size=4, steps=args.steps, logs=("loss",)):
-        for tokens in step:
+        for pieces in step:
+            tokens = pieces.to(hf.device)
             loss = model(input_ids=tokens, labels=tokens).loss
             step.backward(loss)
             step.log("loss", loss.detach())
