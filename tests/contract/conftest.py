@@ -122,7 +122,7 @@ class Peer:
 class LinkCluster:
     """Over links, between workers in processes of their own."""
 
-    sealed = False
+    sealed = carried = False
     hello_bytes, answer_bytes = 64, 48
 
     def __init__(self):
@@ -140,7 +140,11 @@ class LinkCluster:
     def start(self, worker):
         ours, theirs = FORKS.Pipe()
         given = {
-            "init_globals": {"connection": theirs, "worker": worker, "sealed": self.sealed},
+            "init_globals": {
+                "connection": theirs,
+                "worker": worker,
+                "options": {"sealed": self.sealed, "carried": self.carried},
+            },
             "run_name": "transport_worker",
         }
         process = ForkedProcess(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
@@ -196,6 +200,12 @@ class SealedCluster(LinkCluster):
 
     sealed = True
     hello_bytes, answer_bytes = 96, 80
+
+
+class CarriedCluster(LinkCluster):
+    """The same with bodies that a process group carries, once it is built; before and behind it, links do."""
+
+    carried = True
 
 
 class MemoryCluster:
@@ -261,6 +271,7 @@ class StagedCluster(MemoryCluster):
 CLUSTERS = {
     "links": LinkCluster,
     "sealed": SealedCluster,
+    "carried": CarriedCluster,
     "memory": MemoryCluster,
     "delayed": DelayedCluster,
     "staged": StagedCluster,

@@ -16,6 +16,7 @@ from holdfast.core.summing import Total, plain
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.devices.device import HOST
 from holdfast.optim.accumulate import Accumulator, Layout
+from holdfast.runtime.transport.links.carrier import Carrying, gloo_pair
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import SumKey
 
@@ -86,6 +87,9 @@ class Calls:
     def sent(self):
         return self._transport.sent.messages, self._transport.sent.sums
 
+    def carried(self):
+        return self._transport.sent.carried
+
     def drain(self):
         self._transport.drain()
 
@@ -141,25 +145,26 @@ def _work(calls, target, say):
             say("done", number, result)
 
 
-def links_of(worker, sealed):
+def links_of(worker, *, sealed, carried):
     """Makes the links of a worker."""
 
     def make(say):
-        transport = LinkTransport(worker, sealed=sealed)
+        carrying = Carrying(make=gloo_pair("127.0.0.1"), least_bytes=1, after=1) if carried else None
+        transport = LinkTransport(worker, sealed=sealed, carrying=carrying)
         say("here", os.getpid(), transport.here)
         return transport
 
     return make
 
 
-def main(connection, worker, sealed):
+def main(connection, worker, options):
     """Entry point of a process; it ends without waiting for threads that a test left behind."""
     try:
         torch.set_num_threads(1)
-        serve(connection, links_of(worker, sealed))
+        serve(connection, links_of(worker, **options))
     finally:
         os._exit(0)
 
 
 if __name__ == "transport_worker":
-    main(connection, worker, sealed)  # noqa: F821 - given by who runs this file
+    main(connection, worker, options)  # noqa: F821 - given by who runs this file

@@ -653,6 +653,9 @@ class Control(_Plain, frozen=True, kw_only=True):
         coordinators: how many, of which one leads and the others stand by; more than one needs a ``store`` that all
             see. Agents of other machines have one each, as far as that goes. 0: three with such agents, else one.
         outside_s: how long a script may be outside of its loop, between two steps.
+        carrier: what carries the bodies of long messages and sums: ``links``, as all else; ``gloo``, process groups of
+            torch, one for each two workers, which are built while training goes on (docs/carriers.md).
+        carry_from: bytes of a body from which on it is carried.
     """
 
     host: str = "127.0.0.1"
@@ -672,6 +675,8 @@ class Control(_Plain, frozen=True, kw_only=True):
     store: str = "auto"
     coordinators: Annotated[int, msgspec.Meta(ge=0)] = 0
     outside_s: PositiveFloat = 3600.0
+    carrier: Literal["links", "gloo"] = "links"
+    carry_from: Positive = 65536
 
 
 class Job(_Plain, frozen=True, kw_only=True):

@@ -97,6 +97,7 @@ class StepRecord:
             sent_messages=new.messages,
             sent_sums=new.sums,
             sent_state=new.state,
+            sent_carried=new.carried,
             knows_loss=loss is not None,
             whole=committed.whole,
         )

@@ -436,6 +436,7 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
         sent_messages: bytes that it has sent in messages to others since the step before; 0 where nobody counts.
         sent_sums: the same for sums.
         sent_state: the same of its state, to whoever takes layers over; by links alone.
+        sent_carried: of all these, what process groups have carried.
         whole: whether the step was run as its plan orders it; else it was interrupted, and ``ops`` are those before and
             after.
     """
@@ -452,6 +453,7 @@ class StepOps(_Event, frozen=True, tag="step", kw_only=True):
     sent_messages: int = 0
     sent_sums: int = 0
     sent_state: int = 0
+    sent_carried: int = 0
     whole: bool = True
 
 

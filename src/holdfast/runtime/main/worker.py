@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -62,6 +62,9 @@ from holdfast.telemetry.events import (
     Notice,
     WorkerReady,
 )
+
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.carrier import Carrying
 
 __all__ = ["WorkerProcess", "load_layers", "run_worker"]
 
@@ -213,6 +216,7 @@ class WorkerProcess:
             host=spec.host,
             silent_s=control.silent_s,
             sealed=control.tls is not None,
+            carrying=self._carrying(),
             memory=self.device.memory,
         )
         self._here = links.here
@@ -254,6 +258,15 @@ class WorkerProcess:
         for put_around in spec.around:
             put_around(driver)
         return driver
+
+    def _carrying(self) -> Carrying | None:
+        """What carries bodies besides links."""
+        control = self._spec.job.control
+        if control.carrier == "links":
+            return None
+        from holdfast.runtime.transport.links.carrier import Carrying, gloo_pair
+
+        return Carrying(make=gloo_pair(self._spec.host), least_bytes=control.carry_from)
 
     def _make_logs(self, directory: Path) -> TensorLogs:
         spec = self._spec

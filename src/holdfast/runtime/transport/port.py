@@ -110,11 +110,15 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Bytes that a worker has sent, in ``messages`` to others, for ``sums`` and of its ``state``."""
+    """Bytes that a worker has sent, in ``messages`` to others, for ``sums`` and of its ``state``.
+
+    ``carried``: of these, those that went by another way than links.
+    """
 
     messages: int = 0
     sums: int = 0
     state: int = 0
+    carried: int = 0
 
     def since(self, before: Sent) -> Sent:
         """Returns what was sent after ``before``."""
@@ -122,6 +126,7 @@ class Sent:
             messages=self.messages - before.messages,
             sums=self.sums - before.sums,
             state=self.state - before.state,
+            carried=self.carried - before.carried,
         )
 
 

@@ -24,6 +24,7 @@ from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import Kind, Label
 
 if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.carrier import Carriers, Carrying
     from holdfast.runtime.transport.links.sealing import Receiving
 
 __all__ = ["ConnectionManager"]
@@ -41,6 +42,7 @@ class ConnectionManager:
         host: the address to listen on, at a free port.
         silent_s: how long another worker's host may leave what is sent to it without acknowledging anything.
         sealed: whether only both ends can read what goes over a link; it needs the package ``cryptography``.
+        carrying: how the bodies of long messages are carried by another way; None: links carry all.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ConnectionManager:
         host: str,
         silent_s: float,
         sealed: bool = False,
+        carrying: Carrying | None = None,
     ) -> None:
         self.slices = Slices(self.send)
         self._inbox = inbox
@@ -71,6 +74,11 @@ class ConnectionManager:
             from holdfast.runtime.transport.links.sealing import Share
 
             draw = Share
+        self._carriers: Carriers | None = None
+        if carrying is not None:
+            from holdfast.runtime.transport.links.carrier import Carriers
+
+            self._carriers = Carriers(worker, carrying, self._peers.of, self.send, self._lose, inbox.add)
         self._loop = EventLoop()
         self._dialer = Dialer(self._loop, worker, nonce, draw)
         dialogue = partial(listening, worker, nonce, self._peers.known, draw)
@@ -120,6 +128,11 @@ class ConnectionManager:
         """How many bytes were given to be sent, by kind."""
         return sum((sender.sent for sender in self._all_senders()), Counter())
 
+    @property
+    def carried(self) -> int:
+        """How many bytes went by another way."""
+        return 0 if self._carriers is None else sum(self._carriers.carried.values())
+
     def close(self) -> None:
         """Ends all links, and the thread."""
         self._loop.end()
@@ -137,6 +150,7 @@ class ConnectionManager:
                     lost=self._lose,
                     left=self._all_left,
                     over=self._over,
+                    carriers=None if self._carriers is None else self._carriers.way,
                 )
             return sender
 
@@ -150,6 +164,8 @@ class ConnectionManager:
 
     def _lose(self, peer: Peer, reason: str, since: int) -> None:
         """Tells who waits for a worker that a link with it is broken, unless it was one with a process of the past."""
+        if self._carriers is not None:
+            self._carriers.forget(peer)
         self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason, since))
         self._peers.if_current(peer, partial(self.slices.lose, peer.worker, reason))
 
@@ -165,6 +181,8 @@ class ConnectionManager:
             self.slices.fail(error)
         self._listener.close()
         self._loop.close()
+        if self._carriers is not None:
+            self._carriers.close()
 
     def _look_again(self) -> None:
         """Somebody's process is new: callers may be known now, and old links be over."""
@@ -192,6 +210,7 @@ class ConnectionManager:
             loop=self._loop,
             inbox=self._inbox,
             slices=self.slices,
+            carriers=self._carriers,
             scratch=self._scratch,
             ended=self._ended,
         )

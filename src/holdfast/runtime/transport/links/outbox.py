@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, URGENCY, Chunk, Label, after
@@ -20,6 +21,7 @@ class _Message:
     label: Label
     body: memoryview
     lent: bool
+    carry: Callable[[], None] | None
     sent: int = 0
 
 
@@ -48,15 +50,19 @@ class Outbox:
         waiting = any(message.label.kind not in BACKGROUND for _, _, message in list(self._waiting))
         return waiting or (bool(self._rest) and self._owed)
 
-    def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
+    def put(
+        self, label: Label, body: memoryview, *, lent: bool = False, carry: Callable[[], None] | None = None
+    ) -> None:
         """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``.
+
+        ``carry`` is called when its turn has come, and carries the bytes by another way; its header alone goes here.
 
         One of the background that is too many is forgotten.
         """
         if label.kind in BACKGROUND and self._in_background() >= _MOST_BACKGROUND:
             return
         self._count += 1
-        heapq.heappush(self._waiting, (URGENCY[label.kind], self._count, _Message(label, body, lent)))
+        heapq.heappush(self._waiting, (URGENCY[label.kind], self._count, _Message(label, body, lent, carry)))
 
     def _in_background(self) -> int:
         return sum(message.label.kind in BACKGROUND for _, _, message in self._waiting)
@@ -82,6 +88,8 @@ class Outbox:
     def _begin(self) -> int:
         """Adds the next chunk to what goes next; returns its size."""
         message = self._waiting[0][2]
+        if message.carry is not None:
+            return self._announce(message, message.carry)
         size = min(CHUNK_BYTES, len(message.body) - message.sent)
         header = Chunk(message.label, len(message.body), message.sent, size, self._number).pack()
         self._number = after(self._number)
@@ -91,6 +99,14 @@ class Outbox:
         if message.sent == len(message.body):
             heapq.heappop(self._waiting)
         return size
+
+    def _announce(self, message: _Message, carry: Callable[[], None]) -> int:
+        header = Chunk(message.label, len(message.body), 0, 0, self._number, carried=True).pack()
+        self._number, self._owed = after(self._number), True
+        self._rest.append(memoryview(header))
+        heapq.heappop(self._waiting)
+        carry()
+        return len(header)
 
     def took(self, size: int) -> None:
         """So many of the next bytes are sent."""

@@ -12,6 +12,7 @@ from holdfast.runtime.transport.links.slices import Slices
 from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, HEADER_BYTES, BadFrame, Chunk, Kind, after
 
 if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.carrier import Carriers
     from holdfast.runtime.transport.links.sealing import Receiving
 
 __all__ = ["SCRATCH_BYTES", "Reader"]
@@ -36,6 +37,7 @@ class Reader:
         loop: which waits for what comes.
         inbox: where it goes,
         slices: but for what belongs to no step.
+        carriers: bring bodies that go by another way; None: none does.
         scratch: so many bytes that all links of the loop use, one after another.
         ended: told, with the reason, that the connection has ended, unless it was closed here.
     """
@@ -48,12 +50,13 @@ class Reader:
         loop: EventLoop,
         inbox: Inbox,
         slices: Slices,
+        carriers: Carriers | None,
         scratch: memoryview,
         ended: Callable[[Reader, str], None],
     ) -> None:
         self.peer, self.entered = peer, 0
         self._connection, self._loop, self._scratch, self._ended = connection, loop, scratch, ended
-        self._inbox, self._slices = inbox, slices
+        self._inbox, self._slices, self._carriers = inbox, slices, carriers
         self._head = b""
         self._chunk: Chunk | None = None
         self._incoming: Incoming | None = None
@@ -124,6 +127,9 @@ class Reader:
             self._number = after(self._number)
             at += HEADER_BYTES
             self._incoming = self._taker_of(chunk).begin(self.peer.worker, chunk)
+            if chunk.carried:
+                self._carry(chunk, self._incoming)
+                continue
             if chunk.label.kind is Kind.ENTER:
                 self.entered = chunk.label.generation
             place = None if self._incoming is None else self._incoming.place(chunk)
@@ -138,7 +144,16 @@ class Reader:
             at += here
         self._head = bytes(self._scratch[at:size])
 
-    def _taker_of(self, chunk: Chunk) -> Inbox | Slices:
+    def _carry(self, chunk: Chunk, incoming: Incoming | None) -> None:
+        """Its body comes by another way."""
+        self._chunk = self._incoming = None
+        if self._carriers is None or chunk.label.kind in BACKGROUND:
+            raise BadFrame(f"{chunk.label} is to be carried, and nothing is carried here")
+        self._carriers.receive(self.peer, chunk, incoming)
+
+    def _taker_of(self, chunk: Chunk) -> Inbox | Slices | Carriers:
+        if chunk.label.kind is Kind.CARRIER and self._carriers is not None:
+            return self._carriers
         return self._slices if chunk.label.kind in BACKGROUND else self._inbox
 
     def _room_for(self, size: int) -> memoryview:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.transport.links.dialer import Dialer
@@ -45,6 +47,7 @@ class Sender:
         lost: told that the connection with a process has ended, why, and which generation was entered on it last.
         left: told whenever all was sent that belongs to a step.
         over: a generation that is over, and all before it.
+        carriers: returns what carries a body by another way; see `Carriers.way`.
     """
 
     def __init__(
@@ -57,10 +60,11 @@ class Sender:
         lost: Callable[[Peer, str, int], None],
         left: Callable[[], None],
         over: int,
+        carriers: Callable[[Peer, Label, int], Callable[[torch.Tensor], None] | None] | None = None,
     ) -> None:
         self.worker = worker
         self._loop, self._dialer, self._peers = loop, dialer, peers
-        self._tell_lost, self._left = lost, left
+        self._tell_lost, self._left, self._carriers = lost, left, carriers
         # All that follows but `_opening`, which is the loop's thread's, is changed under the lock: any thread says
         # something and writes as much as the socket takes; the loop's thread connects, goes on writing, and notices the
         # end. With it held the loop is called, `left`, and `Peers`, whose lock is taken behind this one.
@@ -102,7 +106,12 @@ class Sender:
                     return
                 self._enter = None
             self._sent[label.kind] += len(body)
-            self._outbox.put(label, body, lent=lent)
+            way = None if self._carriers is None or self._peer is None else self._carriers(self._peer, label, len(body))
+            if way is None:
+                self._outbox.put(label, body, lent=lent)
+            else:
+                kept = torch.frombuffer(bytearray(body) if lent else body, dtype=torch.uint8)
+                self._outbox.put(label, body, carry=partial(way, kept))
             if not more:
                 self._go_on()
             if lent and not self._outbox.empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +24,9 @@ from holdfast.runtime.transport.links.sums import Summing
 from holdfast.runtime.transport.links.wire import MESSAGES, NO_STEP, Kind, Label, label_of
 from holdfast.runtime.transport.port import Expected, MessageKey, ReadySum, Sent, SumHandle, SumKey
 
+if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.carrier import Carrying
+
 __all__ = ["LinkTransport"]
 
 _NOTHING = memoryview(b"")
@@ -38,6 +42,7 @@ class LinkTransport:
         host: the address that we listen on.
         silent_s: see ConnectionManager.
         sealed: see ConnectionManager.
+        carrying: see ConnectionManager.
         memory: of the messages and sums that come.
     """
 
@@ -48,12 +53,15 @@ class LinkTransport:
         host: str = "127.0.0.1",
         silent_s: float = 1.0,
         sealed: bool = False,
+        carrying: Carrying | None = None,
         memory: Memory = host_memory,
     ) -> None:
         self._worker = worker
         self._memory = memory
         self._inbox = Inbox(memory)
-        self._connections = ConnectionManager(worker, self._inbox, host=host, silent_s=silent_s, sealed=sealed)
+        self._connections = ConnectionManager(
+            worker, self._inbox, host=host, silent_s=silent_s, sealed=sealed, carrying=carrying
+        )
         self._generation = 0
         self._peers: frozenset[WorkerId] = frozenset()
 
@@ -130,7 +138,8 @@ class LinkTransport:
         by_kind = self._connections.sent()
         sums = sum(by_kind[kind] for kind in (Kind.HEADER, Kind.PART, Kind.TOTAL, Kind.SUM))
         messages = sum(by_kind[kind] for kind in MESSAGES)
-        return Sent(messages=messages, sums=sums, state=by_kind[Kind.SLICE])
+        state, carried = by_kind[Kind.SLICE], self._connections.carried
+        return Sent(messages=messages, sums=sums, state=state, carried=carried)
 
     def abort(self, generation: int) -> None:
         """See Transport.abort."""

@@ -30,7 +30,7 @@ __all__ = [
 
 CHUNK_BYTES = 1 << 20
 """The longest part of a message that is sent at a stretch: what is more urgent waits for no more than that."""
-_HEADER = struct.Struct("<qqBxxxiQQQII")
+_HEADER = struct.Struct("<qqB?xxiQQQII")
 HEADER_BYTES = _HEADER.size
 _NUMBERS = 1 << 32
 _EVERYTHING = 1 << 48
@@ -68,6 +68,8 @@ class Kind(IntEnum):
     """What is to be computed a second time."""
     HEADER = 11
     """What somebody contributes to a sum: how many parts, and what is said beside them."""
+    CARRIER = 12
+    """What two workers tell each other to build a group that carries bodies."""
 
 
 _KINDS = {
@@ -88,10 +90,11 @@ _EQUALS = {
     Kind.SUM: Kind.PART,
     Kind.AUDIT: Kind.PART,
     Kind.SLICE: Kind.ASK,
+    Kind.CARRIER: Kind.ASK,
 }
 URGENCY = {kind: _EQUALS.get(kind, kind) for kind in Kind}
 """Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""
-BACKGROUND = frozenset((Kind.ASK, Kind.SLICE))
+BACKGROUND = frozenset((Kind.ASK, Kind.SLICE, Kind.CARRIER))
 """What belongs to no step, and goes when nothing else does; its generation says only when to drop it."""
 
 
@@ -127,6 +130,7 @@ class Chunk(NamedTuple):
         offset: how much of it came before.
         size: how much of it follows.
         number: how many chunks went before it on the same connection, modulo 2^32.
+        carried: whether nothing follows, and all of the message comes by another way, as the next there.
     """
 
     label: Label
@@ -134,11 +138,12 @@ class Chunk(NamedTuple):
     offset: int
     size: int
     number: int = 0
+    carried: bool = False
 
     def pack(self) -> bytes:
         """Returns the header."""
         label = self.label
-        what = (label.generation, label.step, label.kind, label.microbatch, label.place)
+        what = (label.generation, label.step, label.kind, self.carried, label.microbatch, label.place)
         return _HEADER.pack(*what, self.total, self.offset, self.size, self.number)
 
     @classmethod
@@ -148,11 +153,13 @@ class Chunk(NamedTuple):
         Raises:
             BadFrame: it is none: its parts contradict each other.
         """
-        generation, step, code, microbatch, place, total, begin, size, number = _HEADER.unpack_from(data, offset)
+        parts = _HEADER.unpack_from(data, offset)
+        generation, step, code, carried, microbatch, place, total, begin, size, number = parts
         kind = _KNOWN.get(code)
-        if kind is None or not begin <= total <= _EVERYTHING or size != min(CHUNK_BYTES, total - begin):
+        wanted = 0 if carried else min(CHUNK_BYTES, total - begin)
+        if kind is None or not begin <= total <= _EVERYTHING or size != wanted or (carried and begin):
             raise BadFrame(f"kind {code}, {size} bytes from {begin} on of {total}: there is no such chunk")
-        return cls(Label(generation, step, kind, microbatch, place), total, begin, size, number)
+        return cls(Label(generation, step, kind, microbatch, place), total, begin, size, number, carried)
 
 
 def after(number: int) -> int:

@@ -1,0 +1,145 @@
+"""Bodies that a process group carries: when it is built, what becomes of it, and of what is under way with it."""
+
+import os
+import signal
+
+import pytest
+from tests.waiting import until
+
+from holdfast.core.ids import WorkerId
+from holdfast.core.instructions import Payload
+from holdfast.errors import PeerLost, StaleGeneration
+from holdfast.runtime.transport.port import MessageKey
+
+from .conftest import CarriedCluster
+
+A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
+
+
+@pytest.fixture
+def carried():
+    made = CarriedCluster()
+    yield made
+    made.end()
+
+
+def key(step, generation=1):
+    return MessageKey(generation=generation, step=step, payload=Payload.ACTIVATION, microbatch=0, boundary=0)
+
+
+def build(peers, generation):
+    ids = tuple(peer.worker for peer in peers)
+    groups = tuple(sorted({(a, b) for a in ids for b in ids if a < b} | {ids}))
+    for call in [peer.call("build", generation, groups) for peer in peers]:
+        call.result()
+
+
+def passes(a, b, step, generation=1):
+    """A message of one to the other, with what nobody else would send."""
+    value = [float(step), float(generation)]
+    b.do("post", "in", key(step, generation), a.worker, "float32", (2,))
+    a.do("send", key(step, generation), b.worker, "float32", value)
+    assert b.do("wait", "in") == ("float32", value)
+
+
+def promoted(a, b, generation=1):
+    """Sends until bodies are carried in both directions; returns the next step."""
+    step = 0
+
+    def both() -> bool:
+        nonlocal step
+        for one, other in ((a, b), (b, a)):
+            passes(one, other, step, generation)
+        step += 1
+        return all(peer.do("carried") for peer in (a, b))
+
+    until(both)
+    return step
+
+
+def test_a_group_is_built_while_messages_go_and_then_carries_them(carried):
+    a, b = carried.start(A), carried.start(B)
+    build((a, b), 1)
+    step = promoted(a, b)
+    before = a.do("carried")
+    passes(a, b, step)
+    assert a.do("carried") == before + 8
+
+
+def test_sums_are_carried_and_have_the_same_bits(carried):
+    peers = [carried.start(worker) for worker in (A, B, C)]
+    build(peers, 1)
+    members = tuple(peer.worker for peer in peers)
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        promoted(peers[first], peers[second])
+    before = [peer.do("carried") for peer in peers]
+    size = 300_000  # which each adds a share of
+    for peer, items in zip(peers, ((0, 3), (1, 4), (2, 5)), strict=True):
+        peer.do("reduce_gradients", "sum", members, size, 6, items)
+    found = [peer.do("wait", "sum") for peer in peers]
+    assert found[0] == found[1] == found[2]
+    assert all(peer.do("carried") > was for peer, was in zip(peers, before, strict=True))
+
+
+def test_a_group_outlives_generations(carried):
+    """What is under way when one is aborted comes to its end, and nobody gets it."""
+    a, b = carried.start(A), carried.start(B)
+    build((a, b), 1)
+    step = promoted(a, b)
+    for generation in range(2, 8):
+        for number in range(5):
+            a.do("send", key(step + number, generation - 1), B, "float32", [1.0] * 1000)
+        for peer in (a, b):
+            peer.abort(generation - 1)
+        build((a, b), generation)
+        before = a.do("carried")
+        passes(a, b, step, generation)
+        passes(b, a, step, generation)
+        assert a.do("carried") > before
+
+
+def test_a_peer_that_dies_with_a_body_under_way_is_lost(carried):
+    a, b = carried.start(A), carried.start(B)
+    build((a, b), 1)
+    step = promoted(a, b)
+    b.do("post", "in", key(step), A, "float32", (2,))
+    waiting = b.call("wait", "in")
+    assert waiting.is_blocked()
+    carried.kill(A)
+    assert isinstance(waiting.error(), PeerLost)
+
+
+def test_a_peer_that_is_stopped_holds_nobody_up_whose_generation_is_over(carried):
+    """It is stopped with bodies under way to it and from it: the others go on without it."""
+    peers = a, b, c = [carried.start(worker) for worker in (A, B, C)]
+    build(peers, 1)
+    step = promoted(a, b)
+    os.kill(b.pid, signal.SIGSTOP)
+    try:
+        for number in range(20):
+            a.do("send", key(step + number), B, "float32", [1.0] * 300_000)
+        a.do("post", "in", key(step), B, "float32", (2,))
+        waiting = a.call("wait", "in")
+        assert waiting.is_blocked()
+        for peer in (a, c):
+            peer.abort(1)
+        assert isinstance(waiting.error(), StaleGeneration)
+        build((a, c), 2)
+        passes(a, c, step, 2)
+        passes(c, a, step, 2)
+    finally:
+        os.kill(b.pid, signal.SIGCONT)
+
+
+def test_a_new_process_of_a_worker_gets_a_group_of_its_own(carried):
+    a, b = carried.start(A), carried.start(B)
+    build((a, b), 1)
+    promoted(a, b)
+    carried.kill(B)
+    assert carried.died(B)
+    a.abort(1)
+    again = carried.start(B)
+    build((a, again), 2)
+    before = a.do("carried")
+    promoted(again, a, 2)
+    until(lambda: passes(a, again, 1000 + a.do("carried"), 2) or a.do("carried") > before)
