@@ -76,6 +76,7 @@ soak: $(STAMP)  ## what `make test` leaves out; five rounds of real processes, 2
 	for i in $$(seq 5); do echo "round $$i of 5"; \
 	$(MAKE) test-processes PYTEST_FLAGS=--soak && $(MAKE) test-alone PYTEST_FLAGS=--soak || exit 1; done
 	HOLDFAST_FUZZ_INPUTS=20000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/fuzz
+	HOLDFAST_CARRIER_KILLS=1000 $(BIN)/python -m pytest --timeout 7200 tests/contract/test_carried.py
 	HOLDFAST_LATE_ORDERS=5000 $(BIN)/python -m pytest -n auto --timeout 7200 tests/unit/numerics/test_late.py
 	HOLDFAST_DEVICE=late $(BIN)/python -m pytest -n auto --timeout 7200 tests/unit/numerics
 	HOLDFAST_SEEDS=2000 HOLDFAST_AUDITED_STEPS=5000 $(BIN)/python -m pytest -n auto --soak --timeout 7200 tests/sim

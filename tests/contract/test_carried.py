@@ -2,6 +2,7 @@
 
 import os
 import signal
+from random import Random
 
 import pytest
 from tests.waiting import until
@@ -131,15 +132,41 @@ def test_a_peer_that_is_stopped_holds_nobody_up_whose_generation_is_over(carried
         os.kill(b.pid, signal.SIGCONT)
 
 
-def test_a_new_process_of_a_worker_gets_a_group_of_its_own(carried):
-    a, b = carried.start(A), carried.start(B)
-    build((a, b), 1)
-    promoted(a, b)
-    carried.kill(B)
-    assert carried.died(B)
-    a.abort(1)
-    again = carried.start(B)
-    build((a, again), 2)
-    before = a.do("carried")
-    promoted(again, a, 2)
-    until(lambda: passes(a, again, 1000 + a.do("carried"), 2) or a.do("carried") > before)
+@pytest.mark.parametrize("lost", [0, 1], ids=["who begins it", "the other"])
+def test_a_new_process_of_a_worker_gets_a_group_of_its_own(carried, lost):
+    peers = [carried.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    promoted(*peers)
+    carried.kill(peers[lost].worker)
+    assert carried.died(peers[lost].worker)
+    peers[1 - lost].abort(1)
+    peers[lost] = carried.start(peers[lost].worker)
+    build(peers, 2)
+    before = peers[1 - lost].do("carried")
+    step = promoted(*peers, 2)
+    passes(peers[1 - lost], peers[lost], step, 2)
+    assert peers[1 - lost].do("carried") > before
+
+
+KILLS = int(os.environ.get("HOLDFAST_CARRIER_KILLS", "20"))
+
+
+def test_kills_at_any_moment_hold_nobody_up(carried):
+    """The other end is killed before a group is built, while it is, and once it carries; the next one gets another."""
+    random = Random(5)
+    a = carried.start(A)
+    at_work = 0
+    for generation in range(1, KILLS + 1):
+        b = carried.start(B)
+        build((a, b), generation)
+        before = a.do("carried")
+        for step in range(random.choice((1, 2, 3, 8, 40))):
+            passes(a, b, step, generation)
+            passes(b, a, step, generation)
+        at_work += a.do("carried") > before
+        for step in range(100, 100 + random.randrange(4)):
+            a.do("send", key(step, generation), B, "float32", [1.0] * random.choice((10, 100_000)))
+        carried.kill(B)
+        assert carried.died(B)
+        a.abort(generation)
+    assert KILLS // 8 < at_work < KILLS, "some were killed before a group carried anything, some behind that"

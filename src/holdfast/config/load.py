@@ -333,6 +333,11 @@ def _check(job: Job, source: str) -> None:
             f"{source}: control.host: {job.control.host} can be reached from outside, and the job's token would travel "
             "in the clear: expected control.tls (holdfast certs makes it), or control.insecure: true if that is meant"
         )
+    if job.control.carrier != "links" and job.control.tls:
+        raise ConfigError(
+            f"{source}: control.carrier: {job.control.carrier} carries bodies in the clear, and whoever reaches its ports "
+            "may speak there: expected links with control.tls, which are sealed"
+        )
     for key, place in (
         ("checkpoint.url", job.checkpoint.url),
         ("logging.url", job.logging.url),

@@ -225,6 +225,23 @@ class _Pair:
         self.store.give_up()
 
 
+@dataclass(slots=True)
+class _Tries:
+    """What has been tried with one process.
+
+    Attributes:
+        bodies: how many went to it over the link.
+        begun: how many groups were begun.
+        failed: how many of them have failed.
+        not_before: when the next one may be begun.
+    """
+
+    bodies: int = 0
+    begun: int = 0
+    failed: int = 0
+    not_before: float = 0.0
+
+
 class Carriers:
     """The groups of one worker; any thread may use it.
 
@@ -251,10 +268,7 @@ class Carriers:
         # Under the lock, which is not held while a group is built or anything is said.
         self._lock = threading.Lock()
         self._pairs: dict[WorkerId, _Pair] = {}
-        self._attempts: Counter[WorkerId] = Counter()
-        self._failures: Counter[WorkerId] = Counter()
-        self._not_before: dict[WorkerId, float] = {}
-        self._bodies: Counter[WorkerId] = Counter()
+        self._tries: dict[bytes, _Tries] = {}  # by the number of a process
         self.carried: Counter[WorkerId] = Counter()
         """Bytes that groups have carried to each worker."""
 
@@ -268,11 +282,10 @@ class Carriers:
             pair = self._pairs.get(peer.worker)
             if pair is not None and pair.carries(peer):
                 return partial(self._send, pair, label.generation)
-            self._bodies[peer.worker] += 1
-            wanted = self._bodies[peer.worker] >= self._carrying.after and self._worker < peer.worker
-            if not wanted or not self._may_begin(peer):
-                return None
-            self._begin(peer, self._attempts[peer.worker] + 1)
+            tries = self._tries_with(peer)
+            tries.bodies += 1
+            if self._worker < peer.worker and tries.bodies >= self._carrying.after and self._may_begin(peer, tries):
+                self._begin(peer, tries.begun + 1)
         return None
 
     def _send(self, pair: _Pair, generation: int, body: torch.Tensor) -> None:
@@ -326,10 +339,11 @@ class Carriers:
         except msgspec.DecodeError as error:
             raise BadFrame(f"of a group: {error}") from None
         with self._lock:
-            pair = self._pairs.get(source)
-            if pair is None or pair.attempt < told.attempt:
-                peer = self._current(source)
-                if not told.key or peer is None or source > self._worker:
+            pair, peer = self._pairs.get(source), self._current(source)
+            if peer is None:
+                return
+            if pair is None or not pair.is_with(peer) or pair.attempt < told.attempt:
+                if not told.key or source > self._worker:
                     return
                 pair = self._begin(peer, told.attempt)
             if pair.attempt != told.attempt:
@@ -358,17 +372,18 @@ class Carriers:
 
     # How a group is built
 
-    def _may_begin(self, peer: Peer) -> bool:
+    def _tries_with(self, peer: Peer) -> _Tries:
+        return self._tries.setdefault(peer.here.nonce, _Tries())
+
+    def _may_begin(self, peer: Peer, tries: _Tries) -> bool:
         pair = self._pairs.get(peer.worker)
         if pair is not None and pair.is_with(peer) and not pair.over:
             return False  # it is being built
-        return self._failures[peer.worker] <= len(_AGAIN_S) and time.monotonic() >= self._not_before.get(
-            peer.worker, 0.0
-        )
+        return tries.failed <= len(_AGAIN_S) and time.monotonic() >= tries.not_before
 
     def _begin(self, peer: Peer, attempt: int) -> _Pair:
         """Builds a group in a thread of its own, under the lock."""
-        self._attempts[peer.worker] = attempt
+        self._tries_with(peer).begun = attempt
         rank = int(peer.worker < self._worker)
         tell = partial(self._tell, peer.worker, attempt)
         pair = self._pairs[peer.worker] = _Pair(peer, attempt, 1 - rank, _OverLink(tell, _BUILD_S))
@@ -406,7 +421,6 @@ class Carriers:
     def _put_off(self, pair: _Pair) -> None:
         with self._lock:
             pair.over = True
-            worker = pair.peer.worker
-            wait_s = _AGAIN_S[min(self._failures[worker], len(_AGAIN_S) - 1)]
-            self._failures[worker] += 1
-            self._not_before[worker] = time.monotonic() + wait_s
+            tries = self._tries_with(pair.peer)
+            tries.not_before = time.monotonic() + _AGAIN_S[min(tries.failed, len(_AGAIN_S) - 1)]
+            tries.failed += 1
