@@ -335,8 +335,8 @@ def _check(job: Job, source: str) -> None:
         )
     if job.control.carrier != "links" and job.control.tls:
         raise ConfigError(
-            f"{source}: control.carrier: {job.control.carrier} carries bodies in the clear, and whoever reaches its ports "
-            "may speak there: expected links with control.tls, which are sealed"
+            f"{source}: control.carrier: {job.control.carrier} carries bodies in the clear, and whoever reaches its "
+            "ports may speak there: expected links with control.tls, which are sealed"
         )
     for key, place in (
         ("checkpoint.url", job.checkpoint.url),

@@ -649,6 +649,15 @@ def test_an_address_of_the_machines_own_needs_nothing(host):
     assert not parse_job(JOB | {"control": {"host": host}}).control.insecure
 
 
+def test_bodies_are_not_carried_in_the_clear_beside_sealed_links():
+    tls = {"cert": "c.pem", "key": "k.pem", "ca": "a.pem"}
+    assert parse_job(JOB | {"control": {"carrier": "gloo"}}).control.carrier == "gloo"
+    with pytest.raises(
+        ConfigError, match=r"control\.carrier: gloo carries bodies in the clear, .* expected links with"
+    ):
+        parse_job(JOB | {"control": {"carrier": "gloo", "tls": tls}})
+
+
 def test_checkfreq_sets_its_own_interval_unless_one_is_given():
     waits = ("resilience.strategy=checkfreq", "resilience.wait_for_replacement=60")
     own, given, none = (parse_job(JOB, overrides) for overrides in (waits, (*waits, "checkpoint.every=7"), ()))

@@ -82,6 +82,38 @@ def test_a_long_message_goes_in_chunks():
     assert outbox.empty
 
 
+def test_a_carried_message_goes_as_its_header_alone_and_is_carried_when_its_turn_has_come():
+    outbox, carried = Outbox(), []
+    long = bytes(2 * CHUNK_BYTES)
+    outbox.put(label(Kind.PART, microbatch=1), memoryview(long), carry=lambda: carried.append("part"))
+    outbox.put(label(Kind.ACTIVATION, microbatch=2), memoryview(long), carry=lambda: carried.append("activation"))
+    assert (carried, outbox.owes) == ([], True)
+    found = b"".join(outbox.next())
+    assert carried == ["activation", "part"], "the more urgent one first, in the order of the headers"
+    heads = [Chunk.unpack(found, at) for at in range(0, len(found), HEADER_BYTES)]
+    assert [(head.label.microbatch, head.total, head.size, head.carried) for head in heads] == [
+        (2, len(long), 0, True),
+        (1, len(long), 0, True),
+    ]
+    outbox.took(len(found))
+    assert outbox.empty
+
+
+def test_what_is_dropped_before_it_is_announced_is_not_carried():
+    outbox, carried = Outbox(), []
+    outbox.put(label(Kind.PART, generation=1), memoryview(b"one"), carry=lambda: carried.append(1))
+    outbox.put(label(Kind.PART, generation=2), memoryview(b"two"), carry=lambda: carried.append(2))
+    outbox.drop(1)
+    outbox.next()
+    assert carried == [2]
+
+
+@pytest.mark.parametrize(("offset", "size"), [(8, 0), (0, 8), (8, 8)])
+def test_a_carried_message_has_nothing_on_the_link(offset, size):
+    with pytest.raises(BadFrame, match="there is no such chunk"):
+        Chunk.unpack(Chunk(label(), 16, offset, size, carried=True).pack())
+
+
 def test_an_empty_message_goes_too():
     outbox = Outbox()
     outbox.put(label(Kind.ENTER), memoryview(b""))
