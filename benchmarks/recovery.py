@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from holdfast.runtime.train import Summary
 from holdfast.schedule.builders import adaptive_plan
 from holdfast.schedule.evaluate import evaluate
 from holdfast.settings.planning import healthy_plan
+from holdfast.telemetry.events import StepOps, read_events
 from holdfast.telemetry.report import FailureReport
 from measure import Interval, Recorder, interval, print_table, progress
 from measured_run import measured_run, op_profile
@@ -34,10 +35,11 @@ _LAYERS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Pipelines x stages."""
+    """Pipelines x stages, and what carries bodies between them (``control.carrier``)."""
 
     pipelines: int
     stages: int
+    carrier: str = "links"
 
     @classmethod
     def parse(cls, text: str) -> Grid:
@@ -46,7 +48,7 @@ class Grid:
         return cls(pipelines=pipelines, stages=stages)
 
     def __str__(self) -> str:
-        return f"{self.pipelines}x{self.stages}"
+        return f"{self.pipelines}x{self.stages}" + (f" {self.carrier}" if self.carrier != "links" else "")
 
     @property
     def victim(self) -> WorkerId:
@@ -57,7 +59,7 @@ class Grid:
 def main() -> int:
     """Runs the benchmark; returns 1 if any run failed."""
     options = _options()
-    grids = [Grid.parse(text) for text in options.grids]
+    grids = [replace(Grid.parse(text), carrier=each) for text in options.grids for each in options.carriers]
     recorder = Recorder("recovery", vars(options))
     for repetition in range(options.repetitions):
         for grid in grids:
@@ -75,6 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--grids", nargs="+", default=["2x2", "3x4", "6x4"], help="pipelines x stages")
     parser.add_argument("--repetitions", type=int, default=10, help="runs per grid, alternating between grids")
     parser.add_argument("--quick", action="store_true", help="2 repetitions")
+    parser.add_argument("--carriers", nargs="+", default=["links"], help="of links and gloo; which alternate")
     parser.add_argument("--op-ms", type=float, default=20.0, help="length of every emulated F, I and W")
     parser.add_argument("--microbatches", type=int, default=6, help="per pipeline")
     parser.add_argument("--kill-step", type=int, default=3, help="the step in which the worker is killed")
@@ -97,11 +100,12 @@ def measure(grid: Grid, options: argparse.Namespace) -> dict[str, Any]:
 
 def _job(grid: Grid, options: argparse.Namespace) -> Job:
     tree = {
-        "name": f"recovery-{grid}",
+        "name": f"recovery-{grid.pipelines}x{grid.stages}",
         "model": {"kind": "gpt", "layers": _LAYERS - 2, "width": 8, "heads": 1, "context": 8, "dropout": 0},
         "data": {"kind": "text", "path": __file__},
         "grid": {"pipelines": grid.pipelines, "stages": grid.stages, "microbatches": options.microbatches},
         "train": {"steps": options.kill_step + 3, "technique": "1f1b"},
+        "control": {"carrier": grid.carrier, "carry_from": 64},
         "resilience": {"step_log": False},  # so that the step is run again whole: how long that takes is planned
     }
     return parse_job(tree)
@@ -133,7 +137,12 @@ def _row(job: Job, fault: Fault, profile: Profile, summary: Summary) -> dict[str
         "healthy_excess_s": _step_s(commits, range(fault.step)) - planned,
         "rerouted_excess_s": _step_s(commits, range(fault.step, job.train.steps)) - redone,
         "recomputed_pairs": failure.recomputed_microbatches,
+        "carried_bytes": sum(each.sent_carried for each in _steps_of(summary)),
     }
+
+
+def _steps_of(summary: Summary) -> list[StepOps]:
+    return [event for _, event in read_events(summary.run_dir / "events.jsonl") if isinstance(event, StepOps)]
 
 
 def _step_s(commits: dict[int, float], steps: range) -> float:
