@@ -203,12 +203,12 @@ class _Part:
     """The sum of the gradients of some micro-batches of a layer.
 
     Attributes:
-        sums: of all parameters, float32.
+        sums: of all parameters, float32; None: zeros, for which nobody has needed memory yet.
         views: the same, in the shapes of the parameters.
         given: whether it was given away, and is not changed any more.
     """
 
-    sums: Tensor
+    sums: Tensor | None
     views: list[Tensor] = field(repr=False)
     given: bool = False
 
@@ -318,6 +318,7 @@ class Accumulator:
             for interval, part in sorted(self._parts[layer].items(), key=lambda item: item[0])
         ]
         for _, _, part in found:
+            self._filled(part)
             part.given = True
         header = _Header(
             dissent=dissent,
@@ -325,7 +326,7 @@ class Accumulator:
             records=self._recorded(),
             has=tuple(self._has),
         )
-        parts = tuple(part.sums for _, _, part in found) if self.layout.length else ()
+        parts = tuple(self._filled(part) for _, _, part in found) if self.layout.length else ()
         return Contribution(header.pack(), parts, self.layout.length, partial(_mean, self.layout, self._left_out))
 
     def _recorded(self) -> dict[int, numpy.ndarray]:
@@ -373,12 +374,18 @@ class Accumulator:
         )
 
     def _new(self) -> _Part:
+        return _Part(*self._room())
+
+    def _room(self) -> tuple[Tensor, list[Tensor]]:
+        """Memory for a part, and the same in the shapes of the parameters."""
         sums = fresh(self.layout.length, torch.float32, self._device)
         pieces = zip(torch.split(sums, self.layout.sizes), self.layout.shapes, strict=True)
-        return _Part(sums, [piece.view(shape) for piece, shape in pieces])
+        return sums, [piece.view(shape) for piece, shape in pieces]
 
     def _begun(self, gradients: Sequence[Tensor | None]) -> _Part:
         """Returns a part that begins with gradients, on zeros: absent ones and zeros of either sign add alike."""
+        if all(gradient is None for gradient in gradients):
+            return _Part(None, [])
         part = self._new()
         for view, gradient in zip(part.views, gradients, strict=True):
             if gradient is None:
@@ -389,9 +396,11 @@ class Accumulator:
 
     def _grown(self, part: _Part, gradients: Sequence[Tensor | None]) -> _Part:
         """Returns the sum of a part and gradients, in its memory if nobody else has it."""
+        if part.sums is None:
+            return self._begun(gradients)
         if part.given:
-            given, part = part, self._new()
-            part.sums.copy_(given.sums)
+            given, part = part.sums, self._new()
+            self._filled(part).copy_(given)
         for view, gradient in zip(part.views, gradients, strict=True):
             if gradient is not None:
                 view.add_(gradient)
@@ -399,9 +408,18 @@ class Accumulator:
 
     def _joined(self, one: _Part, other: _Part) -> _Part:
         """Returns the sum of two parts, in the memory of one that nobody else has."""
+        if one.sums is None or other.sums is None:
+            return other if one.sums is None else one
         into = self._new() if one.given and other.given else other if one.given else one
         torch.add(one.sums, other.sums, out=into.sums)
         return into
+
+    def _filled(self, part: _Part) -> Tensor:
+        """Returns the numbers of a part, in memory from now on."""
+        if part.sums is None:
+            part.sums, part.views = self._room()
+            part.sums.zero_()
+        return part.sums
 
 
 def _ledger(layout: Layout, headers: Sequence[_Header]) -> Iterator[tuple[int, int, int]]:
