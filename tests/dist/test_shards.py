@@ -11,6 +11,8 @@ from tests.soak import some
 
 from holdfast.control.chain.opening import plans_in
 from holdfast.errors import ConfigError
+from holdfast.optim.digest import layer_file, load_layer
+from holdfast.optim.loss_scale import LossScale
 from holdfast.runtime.node.forks import is_gone
 from holdfast.telemetry.events import HandingOver, Notice, Synced, WorkerReady, read_events
 
@@ -68,6 +70,19 @@ def test_an_update_ahead_of_its_verdict_is_made_again(runs):
     summary = runs.train("unlike", overrides=overrides)
     assert summary.generations > 1, "some update did not stand"
     assert summary.final_loss == pytest.approx(runs.healthy("unlike", (*ALONE, *clipped)).final_loss, **NEAR)
+
+
+def test_a_scale_of_the_loss_grows_alike_on_all_ranks(runs):
+    """In so many steps that it is doubled twice; with a kill of a leader, whose layers another one has whole."""
+    scaled = ("train.loss_scale={initial: 1024, growth_every: 4}",)
+    alone = runs.healthy("unlike", (*ALONE, *scaled))
+    for grid, faults in ((of_stages([3, 3], [2, 2]), ()), (WIDE, ("kill:0.1@6:backward",))):
+        summary = runs.train("unlike", *faults, overrides=(*grid, *scaled))
+        assert summary.unfired == ()
+        assert summary.final_loss == pytest.approx(alone.final_loss, **NEAR)
+        assert runs.distance(summary, alone) < 1e-3
+        files = [load_layer(layer_file(folder / "final", 0)) for folder in (alone.run_dir, summary.run_dir)]
+        assert files[0].loss_scale == files[1].loss_scale == LossScale(value=4096.0, streak=2)
 
 
 def test_with_random_numbers_it_is_the_same_every_time(runs):

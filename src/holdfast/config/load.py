@@ -413,7 +413,6 @@ def _wrong_shards(job: Job) -> str:
     unfit = {
         "resilience.spares": (unlike and job.resilience.spares > 0, f"0, or {alike}"),
         "resilience.commit": (job.resilience.commit == "undo", "shadow"),
-        "train.loss_scale": (job.train.loss_scale is not None, "null"),
         "optimizer.kind": (
             job.optimizer.kind not in ("sgd", "adam", "adamw"),
             "sgd, adam or adamw, which update each element by itself",

@@ -408,7 +408,6 @@ def test_with_fast_numerics_a_stage_of_several_gpus_is_one_worker():
     [
         ("grid.microbatch_size=3", "which share the samples of each micro-batch; expected a multiple of 2, got 3"),
         ("resilience.commit=undo", "sharded over them; expected shadow"),
-        ("train.loss_scale={}", "sharded over them; expected null"),
         ("optimizer.kind=lamb", "expected sgd, adam or adamw, which update each element by itself"),
     ],
 )

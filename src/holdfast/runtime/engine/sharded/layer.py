@@ -38,7 +38,7 @@ class ShardedLayer:
         module: the layer, which FSDP2 takes over.
         factory: makes the optimizer over one rank's shards; its update of an element must depend on that alone.
         tied: names of parameters whose first use is in an earlier layer.
-        scaling: must be None.
+        scaling: how the scale of the loss changes; None to scale no loss.
         ranks: of the stage.
         stage: the number of the stage that has it.
 
@@ -58,8 +58,6 @@ class ShardedLayer:
         stage: int,
     ) -> None:
         check_layer(layer, module)
-        if scaling is not None:
-            raise InternalError("a sharded layer has no scaled loss")
         self.layer, self.module, self.stage = layer, module, stage
         self._ranks, self._tied = ranks, tuple(tied)
         kept = module.state_dict().keys()
@@ -69,7 +67,7 @@ class ShardedLayer:
         fsdp.set_force_sum_reduction_for_comms(True)  # Gloo has no other
         fsdp.set_gradient_divide_factor(1.0)  # what is summed is parts of one mean already
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in module.named_parameters()}
-        self._shard = ShadowedLayer(layer, _Shards(self._sharded), factory, tied=tied)
+        self._shard = ShadowedLayer(layer, _Shards(self._sharded), factory, tied=tied, scaling=scaling)
 
     # --- what a committed layer is asked ------------------------------------------------------------------------------
 
@@ -80,8 +78,8 @@ class ShardedLayer:
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """None: losses are not scaled."""
-        return None
+        """See `CommittedLayer.loss_scale`; all ranks have the same."""
+        return self._shard.loss_scale
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -205,7 +203,6 @@ class ShardedLayer:
                         for name, entries in state.optimizer.items()
                     },
                     buffers={},
-                    loss_scale=None,
                 )
             )
             self._show()

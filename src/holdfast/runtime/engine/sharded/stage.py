@@ -220,10 +220,12 @@ class ShardedStage(Stage):
 
     def _add(self, layer: int, microbatch: int, gradients: Sequence[Tensor | None], record: Tensor | None) -> None:
         here = self._gradients_here.setdefault(layer, [None] * len(gradients))
+        scale = self._owned[layer].committed.loss_scale
         for place, gradient in enumerate(gradients):
             before = here[place]
             if gradient is not None:
-                here[place] = gradient if before is None else before.add_(gradient)
+                unscaled = gradient if scale is None else gradient / scale.value
+                here[place] = unscaled if before is None else before.add_(unscaled)
         if record is not None:
             record = self.ranks.mean(record)
         if self.ranks.leads:
