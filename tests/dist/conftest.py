@@ -123,6 +123,18 @@ JOBS = {
         "optimizer": {"kind": "sgd", "lr": 0.05},
         "train": {"steps": 9, "seed": 3},
     },
+    "halved": {
+        "name": "halved",
+        "model": {
+            "kind": "python",
+            "target": f"{Path(__file__).with_name('halved_model.py')}:build",
+            "loss": "torch.nn:CrossEntropyLoss",
+        },
+        "data": {"kind": "digits"},
+        "grid": {"layout": [{"stages": [5], "microbatches": 8}]},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-2},
+        "train": {"steps": 4, "seed": 5},
+    },
     "foreign": {
         "name": "foreign",
         "model": {

@@ -24,6 +24,7 @@ ALONE = (*FAST, "grid.layout=[{stages: [6], microbatches: 8}]")
 """One process, which has all layers and all micro-batches."""
 WIDE = (*FAST, "grid.layout=[{stages: [3, 3], gpus: [1, 2], microbatches: 5}, {stages: [6], microbatches: 3}]")
 """A stage of two GPUs beside two of one, with the last layer, whose weight is tied to the first one's."""
+FAST_HALVED = ("control.hang_s=15", "train.numerics=fast", "train.steps=10", "grid.microbatch_size=2")
 NEAR = {"rel": 1e-5}
 
 
@@ -83,6 +84,19 @@ def test_a_scale_of_the_loss_grows_alike_on_all_ranks(runs):
         assert runs.distance(summary, alone) < 1e-3
         files = [load_layer(layer_file(folder / "final", 0)) for folder in (alone.run_dir, summary.run_dir)]
         assert files[0].loss_scale == files[1].loss_scale == LossScale(value=4096.0, streak=2)
+
+
+def test_parameters_of_fewer_bits_are_trained_as_by_one_process(runs):
+    """They are summed as float32; a kill has their layers come whole from another pipeline."""
+    alone = runs.healthy("halved", (*FAST_HALVED, "grid.layout=[{stages: [5], microbatches: 8}]"))
+    wide = "grid.layout=[{stages: [2, 3], gpus: [1, 2], microbatches: 5}, {stages: [5], microbatches: 3}]"
+    for faults in ((), ("kill:0.1@6:backward",)):
+        summary = runs.train("halved", *faults, overrides=(*FAST_HALVED, wide))
+        assert summary.unfired == ()
+        assert summary.final_loss == pytest.approx(alone.final_loss, rel=0.02)
+        assert runs.distance(summary, alone) < 0.01
+        state = load_layer(layer_file(summary.run_dir / "final", 2))
+        assert {str(value.dtype) for value in state.parameters.values()} == {"torch.bfloat16"}
 
 
 def test_with_random_numbers_it_is_the_same_every_time(runs):

@@ -59,11 +59,18 @@ def test_samples_are_shared_evenly():
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (torch.nn.Linear(2, 2, dtype=torch.bfloat16), r"parameter weight is torch.bfloat16 \[2, 2\]; expected"),
+        (
+            torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.bfloat16)),
+            "expected one type in",
+        ),
+        (
+            torch.nn.ParameterList([torch.nn.Parameter(torch.tensor(1.0))]),
+            "parameter 0 is a single number; expected one",
+        ),
         (torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)), "batch-norm is over all samples"),
     ],
 )
 def test_a_layer_that_cannot_be_shared_is_named(module, text):
     with pytest.raises(ConfigError, match=text):
         check_layer(3, module)
-    check_layer(3, torch.nn.Linear(2, 2))
+    check_layer(3, torch.nn.Linear(2, 2, dtype=torch.bfloat16))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,12 +18,16 @@ def check_layer(layer: int, module: nn.Module) -> None:
         ConfigError: they cannot; says what would be right.
     """
     what = f"grid: layer {layer} ({type(module).__name__}) cannot be shared by several GPUs with numerics fast"
-    for name, parameter in module.named_parameters():
-        if parameter.dtype != torch.float32 or not parameter.dim():
+    named = dict(module.named_parameters())
+    for name, parameter in named.items():
+        if not parameter.dim():
             raise ConfigError(
-                f"{what}: its parameter {name} is {parameter.dtype} {list(parameter.shape)}; expected torch.float32 "
-                "with at least one dimension"
+                f"{what}: its parameter {name} is a single number; expected one of at least one dimension"
             )
+    if len(types := {parameter.dtype for parameter in named.values()}) > 1:
+        raise ConfigError(
+            f"{what}: its parameters are {' and '.join(sorted(map(str, types)))}; expected one type in each layer"
+        )
     if any(isinstance(each, _BatchNorm) for each in module.modules()):
         raise ConfigError(
             f"{what}: batch-norm is over all samples of a micro-batch; expected one GPU for each stage, or exact"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import InternalError
@@ -62,7 +62,9 @@ class ShardedLayer:
         self._ranks, self._tied = ranks, tuple(tied)
         kept = module.state_dict().keys()
         self._buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
-        fully_shard(module, mesh=ranks.mesh, reshard_after_forward=True)
+        rounded = any(parameter.dtype != torch.float32 for parameter in module.parameters())
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if rounded else None)
+        fully_shard(module, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=policy)
         fsdp = cast(FSDPModule, module)
         fsdp.set_force_sum_reduction_for_comms(True)  # Gloo has no other
         fsdp.set_gradient_divide_factor(1.0)  # what is summed is parts of one mean already
@@ -179,7 +181,7 @@ class ShardedLayer:
             messages = self._ranks.gather(together(parts, shapes, self._ranks.size)) if parts else []
         if messages is None:
             return mine
-        found = iter(whole(messages, shapes))
+        found = iter(each.to(part.dtype) for each, part in zip(whole(messages, shapes), parts, strict=True))
         parameters = {name: next(found) for name in mine.parameters}
         optimizer: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in mine.optimizer.items()}
         for name, key, _ in pairs:
@@ -208,11 +210,11 @@ class ShardedLayer:
             self._show()
 
     def gradient_shards(self) -> list[Tensor | None]:
-        """Take this rank's shards of the gradients that the last backward pass left."""
+        """Take this rank's shards of the gradients that the last backward pass left: float32, to be added up."""
         found: list[Tensor | None] = []
         for name in self.trainable:
             gradient = self._sharded[name].grad
-            found.append(None if gradient is None else cast(DTensor, gradient).to_local())
+            found.append(None if gradient is None else cast(DTensor, gradient).to_local().float())
             self._sharded[name].grad = None
         return found
 
