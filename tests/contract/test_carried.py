@@ -148,6 +148,21 @@ def test_a_new_process_of_a_worker_gets_a_group_of_its_own(carried, lost):
     assert peers[1 - lost].do("carried") > before
 
 
+def test_draining_waits_for_bodies_that_are_carried(carried):
+    a, b = carried.start(A), carried.start(B)
+    build((a, b), 1)
+    step = promoted(a, b)
+    os.kill(b.pid, signal.SIGSTOP)
+    try:
+        for number in range(40):
+            a.do("send", key(step + number), B, "float32", [1.0] * 300_000)
+        draining = a.call("drain")
+        assert draining.is_blocked()
+    finally:
+        os.kill(b.pid, signal.SIGCONT)
+    assert draining.error() is None
+
+
 KILLS = int(os.environ.get("HOLDFAST_CARRIER_KILLS", "20"))
 
 

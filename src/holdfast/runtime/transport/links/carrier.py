@@ -203,12 +203,14 @@ class _Pair:
         tried: whether it has carried something both ways.
         there: whether the other end says so, too.
         over: whether it has failed, or the link that announces what is sent has ended.
+        leaving: how many bodies have yet to leave.
     """
 
     def __init__(self, peer: Peer, attempt: int, other: int, store: _OverLink) -> None:
         self.peer, self.attempt, self.other, self.store = peer, attempt, other, store
         self.group: Group | None = None
         self.tried = self.there = self.over = False
+        self.leaving = 0
         self.lines: dict[str, _Line] = {}
 
     def is_with(self, peer: Peer) -> bool:
@@ -251,6 +253,7 @@ class Carriers:
         current: returns who a worker is now.
         say: sends to another worker over its link, and never waits.
         lost: told that the group with a process has failed, why, and in which generation.
+        left: told whenever a body has left.
         add: takes a message that has come whole, as the inbox does.
     """
 
@@ -261,10 +264,11 @@ class Carriers:
         current: Callable[[WorkerId], Peer | None],
         say: Callable[[WorkerId, Label, memoryview], None],
         lost: Callable[[Peer, str, int], None],
+        left: Callable[[], None],
         add: Callable[[Incoming, Chunk], None],
     ) -> None:
         self._worker, self._carrying, self._current = worker, carrying, current
-        self._say, self._lost, self._add = say, lost, add
+        self._say, self._lost, self._left, self._add = say, lost, left, add
         # Under the lock, which is not held while a group is built or anything is said.
         self._lock = threading.Lock()
         self._pairs: dict[WorkerId, _Pair] = {}
@@ -291,12 +295,25 @@ class Carriers:
     def _send(self, pair: _Pair, generation: int, body: torch.Tensor) -> None:
         """Sends the next body; its header goes over the link now."""
         assert pair.group is not None, "it is tried"
-        self.carried[pair.peer.worker] += len(body)
+        with self._lock:
+            self.carried[pair.peer.worker] += len(body)
+            pair.leaving += 1
         try:
             work = pair.group.send([body], pair.other, 0)
         except Exception as error:  # noqa: BLE001 - whatever torch raises; told by the thread that waits
             work = _Refused(error)
-        pair.lines["out"].add(generation, work, body.size)
+        pair.lines["out"].add(generation, work, partial(self._has_left, pair, body))
+
+    def _has_left(self, pair: _Pair, _: torch.Tensor) -> None:
+        with self._lock:
+            pair.leaving -= 1
+        self._left()
+
+    def busy(self, worker: WorkerId) -> bool:
+        """Whether a body has yet to leave to a worker."""
+        with self._lock:
+            pair = self._pairs.get(worker)
+            return pair is not None and not pair.over and pair.leaving > 0
 
     def forget(self, peer: Peer) -> None:
         """A link with a process has ended, and with it what was announced on it: nothing more is sent by its group."""

@@ -78,7 +78,9 @@ class ConnectionManager:
         if carrying is not None:
             from holdfast.runtime.transport.links.carrier import Carriers
 
-            self._carriers = Carriers(worker, carrying, self._peers.of, self.send, self._lose, inbox.add)
+            self._carriers = Carriers(
+                worker, carrying, self._peers.of, self.send, self._lose, self._all_left, inbox.add
+            )
         self._loop = EventLoop()
         self._dialer = Dialer(self._loop, worker, nonce, draw)
         dialogue = partial(listening, worker, nonce, self._peers.known, draw)
@@ -122,7 +124,12 @@ class ConnectionManager:
     def busy(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
         """To whom something is still to be sent; from now on, whoever waits in the inbox is woken when that changes."""
         self._asked_busy = True
-        return [worker for worker in workers if worker in self._senders and self._senders[worker].busy]
+        return [worker for worker in workers if self._is_busy(worker)]
+
+    def _is_busy(self, worker: WorkerId) -> bool:
+        if self._carriers is not None and self._carriers.busy(worker):
+            return True
+        return worker in self._senders and self._senders[worker].busy
 
     def sent(self) -> Counter[Kind]:
         """How many bytes were given to be sent, by kind."""
