@@ -115,7 +115,7 @@ class SlurmCluster:
                 if process.environ().get("SLURMD_NODENAME") != node:
                     continue
                 if process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]:
-                    found += [process, *(each for each in process.parents() if each.name().startswith("slurmstepd"))]
+                    found += [process, *filter(_is_slurms, process.parents())]
         return set(found)
 
     def kill_node(self, node):
@@ -127,8 +127,9 @@ class SlurmCluster:
         self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
 
     def _kill(self, found, node):
+        """Slurm's own processes first: they would still tell how the others have ended, as no node that is gone does."""
         while found:  # what is about to be started, too
-            for process in found:
+            for process in sorted(found, key=lambda each: not _is_slurms(each)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             found = self.processes_of(node)
@@ -156,3 +157,9 @@ def slurm(tmp_path_factory):
             return stack.enter_context(contextlib.closing(SlurmCluster(tmp_path_factory.mktemp("slurm"), nodes)))
 
         yield make
+
+
+def _is_slurms(process):
+    with contextlib.suppress(psutil.Error):
+        return process.name().startswith("slurmstepd")
+    return False
