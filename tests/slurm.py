@@ -127,7 +127,7 @@ class SlurmCluster:
         self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
 
     def _kill(self, found, node):
-        """Slurm's own processes first: they would still tell how the others have ended, as no node that is gone does."""
+        """Slurm's own processes first: they would still tell how the others have ended, which no lost node does."""
         while found:  # what is about to be started, too
             for process in sorted(found, key=lambda each: not _is_slurms(each)):
                 with contextlib.suppress(psutil.NoSuchProcess):
