@@ -273,9 +273,11 @@ class Prepared:
         Raises:
             ConfigError: it is of another script.
         """
-        apart = frozenset(self.tell().apart or () if told.apart is None else told.apart)
-        tensors = [each.to(self.device) if n in apart else each for n, each in enumerate(told.tensors)]
-        state, changes = told_state(ToldState(told.text, tensors)), self._changes
+        if self.device != _HOST:
+            apart = frozenset(self.tell().apart or () if told.apart is None else told.apart)
+            tensors = [each.to(self.device) if n in apart else each for n, each in enumerate(told.tensors)]
+            told = ToldState(told.text, tensors)
+        state, changes = told_state(told), self._changes
         for name, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers), ("objects", self.objects)):
             number = len(state[name if name != "optimizers" else "groups"])
             if number != len(ours) and not (name == "schedulers" and changes.of_schedules()):
