@@ -16,14 +16,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from holdfast.devices.device import HOST
 from holdfast.devices.fresh import host_memory
+from holdfast.devices.pairs import Group, MakeGroup, Work
 from holdfast.devices.queued import Queued
 
 __all__ = ["MACHINE", "NAME", "Late", "LateTensor", "Mark", "Race", "Stream", "running"]
@@ -33,7 +37,7 @@ _ATEN = torch.ops.aten
 _ASKS = {_ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonzero.default}
 """What needs to know numbers, and waits for them."""
 
-_KEPT = 3
+_KEPT = 4
 """Streams that there are always; others are those of one test."""
 
 _Clock = dict["Stream", int]
@@ -278,7 +282,7 @@ def _merged(one: _Clock, other: _Clock) -> _Clock:
 
 
 MACHINE = Machine()
-_OUT, _BACK = MACHINE.stream("out"), MACHINE.stream("back")
+_OUT, _BACK, _BESIDE = (MACHINE.stream(name) for name in ("out", "back", "beside"))
 
 
 class _Memory:
@@ -534,12 +538,66 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
     return run
 
 
+class _Works:
+    """One group of the device: numbers go by way of the host, once what was queued before has run.
+
+    Who calls, waits for nothing, and knows of nothing that another thread has waited for.
+    """
+
+    def __init__(self, inner: Group) -> None:
+        self._inner = inner
+        self._leaving = ThreadPoolExecutor(max_workers=1)
+
+    def send(self, tensor: Tensor) -> _Sent:
+        """See Group."""
+        here = host_memory(tensor.nbytes)
+        here.copy_(tensor, non_blocking=True)
+        mark = MACHINE.mark()
+
+        def leave() -> None:
+            mark.synchronize()
+            self._inner.send(here).wait()
+
+        return _Sent(self._leaving.submit(leave))
+
+    def recv(self, tensor: Tensor) -> _Come:
+        """See Group."""
+        here = host_memory(tensor.nbytes)
+        return _Come(tensor, here, self._inner.recv(here))
+
+    def abort(self) -> None:
+        """Nothing waits on the device."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    left: Future[None]
+
+    def wait(self) -> None:
+        """See Work."""
+        self.left.result()
+
+
+@dataclass(frozen=True)
+class _Come:
+    into: Tensor
+    here: Tensor
+    work: Work
+
+    def wait(self) -> None:
+        """See Work."""
+        self.work.wait()
+        with MACHINE.on(_BESIDE):
+            self.into.copy_(self.here, non_blocking=True)
+            MACHINE.finish()
+
+
 class Late(Queued):
     """The machine as a device of Holdfast."""
 
     def __init__(self) -> None:
         self.torch = torch.device(NAME, 0)
-        super().__init__(compute=MACHINE.first, out=_OUT, back=_BACK)
+        super().__init__(compute=MACHINE.first, out=_OUT, back=_BACK, beside=_BESIDE)
 
     def settle(self) -> None:
         """What the host computes is repeatable; each process runs in an order of its own, or in the one it is told."""
@@ -555,6 +613,11 @@ class Late(Queued):
         made = host_memory(size)
         made.fill_(0x5A)
         return made
+
+    def pair(self, host: str) -> MakeGroup:
+        """By gloo, from device to device."""
+        inner = HOST.pair(host)
+        return lambda store, rank, limit_s: _Works(inner(store, rank, limit_s))
 
     @property
     def _current(self) -> Stream:

@@ -123,6 +123,7 @@ class LinkCluster:
     """Over links, between workers in processes of their own."""
 
     sealed = carried = False
+    device = "cpu"
     hello_bytes, answer_bytes = 64, 48
 
     def __init__(self):
@@ -143,6 +144,7 @@ class LinkCluster:
             "init_globals": {
                 "connection": theirs,
                 "worker": worker,
+                "device": self.device,
                 "options": {"sealed": self.sealed, "carried": self.carried},
             },
             "run_name": "transport_worker",
@@ -206,6 +208,16 @@ class CarriedCluster(LinkCluster):
     """The same with bodies that a process group carries, once it is built; before and behind it, links do."""
 
     carried = True
+
+
+class DeviceCluster(CarriedCluster):
+    """The same from one device's memory to another's, which the host's never sees."""
+
+    device = f"{Path(__file__).parents[1] / 'accelerator.py'}:Late"
+
+    def __init__(self):
+        pytest.importorskip("torch", minversion="2.13", reason=HOOK)
+        super().__init__()
 
 
 class MemoryCluster:
@@ -272,6 +284,7 @@ CLUSTERS = {
     "links": LinkCluster,
     "sealed": SealedCluster,
     "carried": CarriedCluster,
+    "device": DeviceCluster,
     "memory": MemoryCluster,
     "delayed": DelayedCluster,
     "staged": StagedCluster,

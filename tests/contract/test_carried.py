@@ -12,14 +12,14 @@ from holdfast.core.instructions import Payload
 from holdfast.errors import PeerLost, StaleGeneration
 from holdfast.runtime.transport.port import MessageKey
 
-from .conftest import CarriedCluster
+from .conftest import CarriedCluster, DeviceCluster
 
 A, B, C = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 
 
-@pytest.fixture
-def carried():
-    made = CarriedCluster()
+@pytest.fixture(params=[CarriedCluster, DeviceCluster], ids=["host", "device"])
+def carried(request):
+    made = request.param()
     yield made
     made.end()
 

@@ -16,9 +16,11 @@ from holdfast.core.summing import Total, plain
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.devices.device import HOST
 from holdfast.optim.accumulate import Accumulator, Layout
-from holdfast.runtime.transport.links.carrier import Carrying, gloo_pair
+from holdfast.runtime.engine.device_of import device_of
+from holdfast.runtime.transport.links.carrier import Carrying
 from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import SumKey
+from holdfast.runtime.transport.staged import StagedTransport
 
 
 class Calls:
@@ -52,9 +54,11 @@ class Calls:
 
     def reduce_gradients(self, name, members, size, of, microbatches, layer=0, left_out=()):
         """Contributes gradients of some of the micro-batches of a step, of so many numbers each."""
-        sums = Accumulator(Layout(layers=(layer,), shapes=((size,),), num_microbatches=of, record_width=0))
+        layout = Layout(layers=(layer,), shapes=((size,),), num_microbatches=of, record_width=0)
+        sums = Accumulator(layout, self._device.torch)
         for number in microbatches:
-            sums.add(layer, number, [torch.randn(size, generator=torch.Generator().manual_seed(number))])
+            gradient = torch.randn(size, generator=torch.Generator().manual_seed(number))
+            sums.add(layer, number, [self._device.brought(gradient)])
         sums.leave_out(left_out)
         key = SumKey(1, 0, Reduction((layer,), members))
         self._handles[name] = self._transport.all_reduce(key, sums.message())
@@ -145,26 +149,35 @@ def _work(calls, target, say):
             say("done", number, result)
 
 
-def links_of(worker, *, sealed, carried):
-    """Makes the links of a worker."""
+def links_of(worker, device, *, sealed, carried):
+    """Makes the links of a worker, and what is between them and its device."""
 
     def make(say):
-        carrying = Carrying(make=gloo_pair("127.0.0.1"), least_bytes=1, after=1) if carried else None
+        pair = device.pair("127.0.0.1")
+        carrying = Carrying(make=pair, device=device, least_bytes=1, after=1) if carried else None
         transport = LinkTransport(worker, sealed=sealed, carrying=carrying)
         say("here", os.getpid(), transport.here)
-        return transport
+        return _Told(transport, device) if device.apart else transport
 
     return make
 
 
-def main(connection, worker, options):
+class _Told(StagedTransport):
+    """Can be told of others."""
+
+    def meet(self, peers):
+        self._inner.meet(peers)
+
+
+def main(connection, worker, device, options):
     """Entry point of a process; it ends without waiting for threads that a test left behind."""
     try:
         torch.set_num_threads(1)
-        serve(connection, links_of(worker, **options))
+        made = device_of(device, exact=True)
+        serve(connection, links_of(worker, made, **options), made)
     finally:
         os._exit(0)
 
 
 if __name__ == "transport_worker":
-    main(connection, worker, options)  # noqa: F821 - given by who runs this file
+    main(connection, worker, device, options)  # noqa: F821 - given by who runs this file

@@ -654,8 +654,8 @@ class Control(_Plain, frozen=True, kw_only=True):
             see. Agents of other machines have one each, as far as that goes. 0: three with such agents, else one.
         outside_s: how long a script may be outside of its loop, between two steps.
         carrier: what carries the bodies of long messages and sums: ``links``, as all else; ``gloo``, process groups of
-            torch, one for each two workers, which are built while training goes on; not with ``tls``
-            (docs/transport.md#carriers).
+            torch, one for each two workers, which are built while training goes on; ``device``, those of the device,
+            which carry from one's memory to the other's: NCCL's on GPUs. Not with ``tls`` (docs/transport.md#carriers).
         carry_from: bytes of a body from which on it is carried.
     """
 
@@ -676,7 +676,7 @@ class Control(_Plain, frozen=True, kw_only=True):
     store: str = "auto"
     coordinators: Annotated[int, msgspec.Meta(ge=0)] = 0
     outside_s: PositiveFloat = 3600.0
-    carrier: Literal["links", "gloo"] = "links"
+    carrier: Literal["links", "gloo", "device"] = "links"
     carry_from: Positive = 65536
 
 

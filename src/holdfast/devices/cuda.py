@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from holdfast.devices.device import Mark
 from holdfast.devices.queued import Queued, Stream
 from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.devices.pairs import MakeGroup
 
 __all__ = ["Cuda", "shown_alone", "visible"]
 
@@ -37,7 +40,8 @@ class Cuda(Queued):
         self.torch = torch.device("cuda", number)
         torch.cuda.set_device(self.torch)
         default = torch.cuda.default_stream(self.torch)
-        super().__init__(compute=default, out=_stream(self.torch), back=_stream(self.torch))
+        out, back, beside = (_stream(self.torch) for _ in range(3))
+        super().__init__(compute=default, out=out, back=back, beside=beside)
 
     @classmethod
     def alone(cls, number: int) -> Cuda:
@@ -75,6 +79,12 @@ class Cuda(Queued):
     def memory(self, size: int) -> Tensor:
         """See Device.memory: pinned, which is copied four to forty times as fast; torch keeps what was once pinned."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def pair(self, host: str) -> MakeGroup:
+        """See Device.pair: by NCCL, which finds its own addresses."""
+        from holdfast.devices.nccl import nccl_pair
+
+        return nccl_pair(self.torch)
 
     @property
     def _current(self) -> Stream:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from holdfast.devices.fresh import host_memory
 from holdfast.devices.stamps import AtOnce
+
+if TYPE_CHECKING:
+    from holdfast.devices.pairs import MakeGroup
 
 __all__ = ["HOST", "Device", "Host", "Mark", "Outgoing"]
 
@@ -28,11 +32,11 @@ class Mark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A tensor that is copied to the host's memory.
+    """A tensor that is to be sent.
 
     Attributes:
-        tensor: there; of any content until the mark has passed.
-        mark: behind the copy; None: nothing is copied.
+        tensor: in the host's memory, or where it was computed; of any content until the mark has passed.
+        mark: behind what computes or copies it; None: it is there.
     """
 
     tensor: Tensor
@@ -83,6 +87,32 @@ class Device(ABC):
     @abstractmethod
     def brought(self, tensor: Tensor) -> Tensor:
         """Returns the tensor in the device's memory; itself where it is there. Nobody changes the one that is given."""
+
+    @abstractmethod
+    def computed(self, tensor: Tensor) -> Outgoing:
+        """Returns the tensor as it is, once it is computed, for what is done beside the computation.
+
+        Nobody changes it any more.
+        """
+
+    @abstractmethod
+    def beside(self) -> AbstractContextManager[object]:
+        """Within it, this thread queues beside the computation: what is exchanged with others, and summed with theirs.
+
+        In order with what any other thread queues so, and behind what was ``computed`` and waited for.
+        """
+
+    @abstractmethod
+    def joined(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor that was made beside the computation, which goes on behind that."""
+
+    @abstractmethod
+    def pair(self, host: str) -> MakeGroup:
+        """Returns what makes groups of two that carry tensors from one such memory to another.
+
+        Args:
+            host: an address of this machine, for connections.
+        """
 
     @abstractmethod
     def check_stream(self) -> None:
@@ -139,6 +169,24 @@ class Host(AtOnce, Device):
     def brought(self, tensor: Tensor) -> Tensor:
         """See Device.brought."""
         return tensor
+
+    def computed(self, tensor: Tensor) -> Outgoing:
+        """See Device.computed."""
+        return Outgoing(tensor)
+
+    def beside(self) -> AbstractContextManager[object]:
+        """Nothing is queued."""
+        return nullcontext()
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """See Device.joined."""
+        return tensor
+
+    def pair(self, host: str) -> MakeGroup:
+        """See Device.pair: by gloo."""
+        from holdfast.devices.pairs import gloo_pair
+
+        return gloo_pair(host)
 
     def check_stream(self) -> None:
         """There is one."""

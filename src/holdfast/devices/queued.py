@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -27,20 +28,22 @@ class Stream(Protocol):
 
 
 class Queued(Device):
-    """Three streams: one computes, one copies to the host's memory, one from there.
+    """Four streams: one computes, one copies to the host's memory, one from there, one is for what others bring.
 
     Operations are queued by whoever calls them, in any thread, on the stream that computes. A copy to the host runs
     behind what is queued at that moment, while what is queued later is computed; what is queued behind a copy from the
-    host waits for it, and the copy for nothing.
+    host waits for it, and the copy for nothing. What goes to other devices and comes from there, and sums with
+    theirs, are beside the computation: no stream that computes ever waits for another worker.
 
     Args:
         compute: the stream that computes: that on which every thread queues unless it says otherwise.
         out: the stream that copies to the host.
         back: the stream that copies from there.
+        beside: the stream for what is exchanged with other devices, and summed with theirs.
     """
 
-    def __init__(self, compute: Stream, out: Stream, back: Stream) -> None:
-        self._compute, self._out, self._back = compute, out, back
+    def __init__(self, compute: Stream, out: Stream, back: Stream, beside: Stream) -> None:
+        self._compute, self._out, self._back, self._beside = compute, out, back, beside
         self._pace: deque[Mark] = deque()  # behind the operations that are queued
 
     @property
@@ -90,6 +93,25 @@ class Queued(Device):
         self._hold(there, self._compute)
         return there
 
+    def computed(self, tensor: Tensor) -> Outgoing:
+        """See Device.computed: once the host has waited, what is beside the computation need not."""
+        if tensor.device != self.torch:
+            return Outgoing(tensor)
+        dense = tensor.detach().contiguous()
+        self._hold(dense, self._beside)
+        return Outgoing(dense, _Behind(self._mark(self._compute), self._beside))
+
+    def beside(self) -> AbstractContextManager[object]:
+        """See Device.beside."""
+        return self._on(self._beside)
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """See Device.joined; one in the host's memory is as it is."""
+        if tensor.device == self.torch:
+            self._compute.wait_event(self._mark(self._beside))
+            self._hold(tensor, self._compute)
+        return tensor
+
     def check_stream(self) -> None:
         """See Device.check_stream."""
         if self._current != self._compute:
@@ -117,3 +139,20 @@ class Queued(Device):
         since = [self._between_s(stamps[0][1], mark) for _, mark in stamps]
         first = max(now - later for (now, _), later in zip(stamps, since, strict=True))
         return [first + later for later in since]
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """A mark; once it has passed, what is queued on a stream is behind it without delay."""
+
+    mark: Mark
+    stream: Stream
+
+    def query(self) -> bool:
+        """See Mark."""
+        return self.mark.query()
+
+    def synchronize(self) -> None:
+        """See Mark."""
+        self.mark.synchronize()
+        self.stream.wait_event(self.mark)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,10 @@ class VirtualTransport:
             return world.after(world.scenario.delays.message, arrive)
         size = rates.profile.layers[key.boundary - 1].boundary_bytes
         return world.time.after(rates.profile.link.seconds_of(size), arrive)
+
+    def straight(self, peers: Iterable[WorkerId], size: int) -> bool:
+        """There is no device."""
+        return False
 
     def hand_on(self) -> None:
         """See Transport.hand_on: all that is given is sent at once."""

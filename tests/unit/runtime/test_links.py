@@ -85,8 +85,8 @@ def test_a_long_message_goes_in_chunks():
 def test_a_carried_message_goes_as_its_header_alone_and_is_carried_when_its_turn_has_come():
     outbox, carried = Outbox(), []
     long = bytes(2 * CHUNK_BYTES)
-    outbox.put(label(Kind.PART, microbatch=1), memoryview(long), carry=lambda: carried.append("part"))
-    outbox.put(label(Kind.ACTIVATION, microbatch=2), memoryview(long), carry=lambda: carried.append("activation"))
+    outbox.announce(label(Kind.PART, microbatch=1), len(long), lambda: carried.append("part"))
+    outbox.announce(label(Kind.ACTIVATION, microbatch=2), len(long), lambda: carried.append("activation"))
     assert (carried, outbox.owes) == ([], True)
     found = b"".join(outbox.next())
     assert carried == ["activation", "part"], "the more urgent one first, in the order of the headers"
@@ -101,8 +101,8 @@ def test_a_carried_message_goes_as_its_header_alone_and_is_carried_when_its_turn
 
 def test_what_is_dropped_before_it_is_announced_is_not_carried():
     outbox, carried = Outbox(), []
-    outbox.put(label(Kind.PART, generation=1), memoryview(b"one"), carry=lambda: carried.append(1))
-    outbox.put(label(Kind.PART, generation=2), memoryview(b"two"), carry=lambda: carried.append(2))
+    outbox.announce(label(Kind.PART, generation=1), 3, lambda: carried.append(1))
+    outbox.announce(label(Kind.PART, generation=2), 3, lambda: carried.append(2))
     outbox.drop(1)
     outbox.next()
     assert carried == [2]

@@ -264,9 +264,10 @@ class WorkerProcess:
         control = self._spec.job.control
         if control.carrier == "links":
             return None
-        from holdfast.runtime.transport.links.carrier import Carrying, gloo_pair
+        from holdfast.runtime.transport.links.carrier import Carrying
 
-        return Carrying(make=gloo_pair(self._spec.host), least_bytes=control.carry_from)
+        device = self.device if control.carrier == "device" else HOST
+        return Carrying(make=device.pair(self._spec.host), device=device, least_bytes=control.carry_from)
 
     def _make_logs(self, directory: Path) -> TensorLogs:
         spec = self._spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from holdfast.core.ids import WorkerId
@@ -52,6 +53,10 @@ class TransportAround:
     def hand_on(self) -> None:
         """See Transport.hand_on."""
         self._inner.hand_on()
+
+    def straight(self, peers: Iterable[WorkerId], size: int) -> bool:
+        """See Transport.straight."""
+        return self._inner.straight(peers, size)
 
     def drain(self) -> None:
         """See Transport.drain."""

@@ -5,13 +5,18 @@ Made with numpy where that does: on caches that an operation has used meanwhile,
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy
 import torch
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.runtime.tensors import torch_dtype
 
-__all__ = ["KNOWN_TO_NUMPY", "bytes_of", "framed", "unframed"]
+__all__ = ["KNOWN_TO_NUMPY", "Body", "body_of", "bytes_of", "framed", "unframed"]
+
+Body: TypeAlias = memoryview | torch.Tensor
+"""The bytes of a message: of the host's memory; or of a device's, as a tensor: uint8, 1-D."""
 
 KNOWN_TO_NUMPY = frozenset(
     (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -37,6 +42,13 @@ def bytes_of(tensor: torch.Tensor) -> numpy.ndarray:
     if tensor.dtype not in KNOWN_TO_NUMPY:
         tensor = tensor.contiguous().view(-1).view(torch.uint8)
     return numpy.ascontiguousarray(tensor.numpy()).reshape(-1).view(numpy.uint8)
+
+
+def body_of(tensor: torch.Tensor) -> Body:
+    """Returns a tensor's bytes, where they are, of its own memory where that is contiguous."""
+    if tensor.is_cpu:
+        return bytes_of(tensor).data
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def unframed(frame: numpy.ndarray, size: int, spec: TensorSpec) -> torch.Tensor:

@@ -207,7 +207,10 @@ class Transport(Protocol):
         """
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
-        """Starts to send, at once or when it is computed; one in the host's memory may be changed when this returns."""
+        """Starts to send, at once or when it is computed; one in the host's memory may be changed when this returns.
+
+        One in a device's memory goes as it is where that was ``straight``.
+        """
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> MessageHandle:
         """Starts to receive what ``peer`` sends under the same key."""
@@ -218,6 +221,12 @@ class Transport(Protocol):
         Nobody changes the argument any more, nor what the handle gives: either may still be on its way to others.
 
         All workers submit the reductions of the same workers in the same order.
+        """
+
+    def straight(self, peers: Iterable[WorkerId], size: int) -> bool:
+        """Whether so many bytes go to all others of these from a device's memory, and are not copied to the host's.
+
+        What is given so may come so: what a handle returns is made beside the computation, see Device.joined.
         """
 
     def hand_on(self) -> None:

@@ -2,7 +2,8 @@
 
 What is sent, or summed with others, is copied to the host once it is computed, while the device goes on; it is handed
 on when the host is here again, at the latest before it waits. What comes, and sums, are in the host's memory: who
-computes with them brings them to the device.
+computes with them brings them to the device. What the inner one takes straight from the device is not copied, but
+handed on like all else; what comes so is beside the computation, and is joined with it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from holdfast.core.summing import Contribution, Total
 from holdfast.devices.device import Outgoing
 from holdfast.errors import StaleGeneration
 from holdfast.runtime.transport.around import TransportAround
-from holdfast.runtime.transport.port import MessageKey, SumHandle, SumKey, Transport
+from holdfast.runtime.transport.port import MessageHandle, MessageKey, SumHandle, SumKey, Transport
 
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.core.tensorspec import TensorSpec
     from holdfast.devices.device import Device
 
 __all__ = ["StagedTransport"]
@@ -43,10 +45,18 @@ class StagedTransport(TransportAround):
 
     def send(self, key: MessageKey, peer: WorkerId, tensor: torch.Tensor) -> None:
         """See Transport.send."""
-        copy = self._device.outgoing(tensor)
+        copy = self._outgoing(tensor, (peer,), tensor.nbytes)
         if copy.mark is None and self._staged:  # behind others, and whoever gave it may change it
             copy = Outgoing(tensor.clone())
         self._stage(key.generation, [copy], lambda here: self._inner.send(key, peer, *here))
+
+    def _outgoing(self, tensor: torch.Tensor, peers: tuple[WorkerId, ...], size: int) -> Outgoing:
+        straight = self._inner.straight(peers, size)
+        return self._device.computed(tensor) if straight else self._device.outgoing(tensor)
+
+    def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> MessageHandle:
+        """See Transport.receive."""
+        return _Receiving(super().receive(key, peer, spec), self._device)
 
     def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
         """See Transport.all_reduce; the sum of one worker alone stays where it is."""
@@ -57,7 +67,9 @@ class StagedTransport(TransportAround):
         def start(parts: list[torch.Tensor]) -> None:
             summing.handle = self._inner.all_reduce(key, replace(contribution, parts=tuple(parts)))
 
-        self._stage(key.generation, list(map(self._device.outgoing, contribution.parts)), start)
+        workers = key.reduction.workers
+        copies = [self._outgoing(part, workers, part.nbytes) for part in contribution.parts]
+        self._stage(key.generation, copies, start)
         return summing
 
     def hand_on(self) -> None:
@@ -75,7 +87,7 @@ class StagedTransport(TransportAround):
         self._hand_on(waits=False)
 
     def _hand_on(self, *, waits: bool) -> None:
-        """Hands on what is copied, in order; what is of a generation that is over is dropped."""
+        """Hands on what is there, in order; what is of a generation that is over is dropped."""
         while self._staged:
             staged = self._staged[0]
             is_over = staged.generation <= self._aborted
@@ -96,11 +108,26 @@ class StagedTransport(TransportAround):
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """What is on its way to the host's memory, and what is done with it there."""
+    """What is yet to be computed or copied, and what is done with it then."""
 
     generation: int
     copies: list[Outgoing]
     then: Callable[[list[torch.Tensor]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiving:
+    handle: MessageHandle
+    device: Device
+
+    def wait(self) -> torch.Tensor:
+        """See MessageHandle."""
+        return self.device.joined(self.handle.wait())
+
+    def kept(self) -> torch.Tensor | None:
+        """See MessageHandle."""
+        found = self.handle.kept()
+        return None if found is None else self.device.joined(found)
 
 
 class _Summing:
@@ -120,4 +147,5 @@ class _Summing:
             self._transport.hand_on()
         if self.handle is None:
             raise StaleGeneration(self._generation)
-        return self.handle.wait()
+        total = self.handle.wait()
+        return replace(total, total=self._transport._device.joined(total.total))

@@ -1,10 +1,12 @@
-"""A second way between two workers: a process group of torch, which carries the bodies of long messages.
+"""A second way between two workers: a group of torch, which carries the bodies of long messages.
 
 The link stays where everything is said: the header of a carried message goes over it as ever, and its body by the group
 of the two, one behind the other as their headers go. So nothing needs a tag, whoever reads a header asks the group for
 the next body, also if nobody wants it any more, and both ways stay in step whatever generation begins or ends. The
 group is built in the background, over the link, and tried before it is used; what is sent meanwhile goes over the link.
 A group that fails is a link that is broken: whoever waits is told, and the next one is not built at once.
+
+Groups carry what is in the host's memory, or, as NCCL's do, what is in a device's, which the host's never sees.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -25,12 +26,16 @@ import torch.distributed as dist
 
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
+from holdfast.devices.device import HOST, Device
+from holdfast.devices.fresh import Memory
+from holdfast.devices.pairs import Group, MakeGroup, Work
 from holdfast.errors import HoldfastError
 from holdfast.runtime.tensors import settle_thread
+from holdfast.runtime.transport.framing import Body, bytes_of
 from holdfast.runtime.transport.links.inbox import Incoming
 from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
 
-__all__ = ["CARRIED", "Carriers", "Carrying", "Group", "MakeGroup", "Work", "gloo_pair"]
+__all__ = ["CARRIED", "Carriers", "Carrying"]
 
 CARRIED = frozenset((Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.TOTAL))
 _AGAIN_S = (60.0, 600.0, 3600.0)
@@ -44,23 +49,6 @@ _EVER = 1 << 62
 """What is told of groups belongs to no generation."""
 
 
-class Work(Protocol):
-    """Something that a group does; torch's works are such."""
-
-    def wait(self) -> Any:
-        """Waits until it is done; raises if it cannot be."""
-
-
-class Group(Protocol):
-    """Two workers, number 0 and number 1; torch's process groups are such."""
-
-    def send(self, tensors: list[torch.Tensor], to: int, tag: int, /) -> Work:
-        """Sends a tensor."""
-
-    def recv(self, tensors: list[torch.Tensor], source: int, tag: int, /) -> Work:
-        """Receives the next one into a tensor."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Refused:
     """What a group would not even begin."""
@@ -72,37 +60,21 @@ class _Refused:
         raise self.error
 
 
-class MakeGroup(Protocol):
-    """Makes a group of two, and waits until both are there."""
-
-    def __call__(self, store: Any, rank: int, limit_s: float) -> Group: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrying:
     """How bodies are carried.
 
     Attributes:
         make: makes groups.
+        device: in whose memory they find and put what they carry.
         least_bytes: of a body; what is shorter goes over the link.
         after: so many bodies go over the link to a worker before a group with it is built.
     """
 
     make: MakeGroup
+    device: Device = HOST
     least_bytes: int = 64 << 10
     after: int = 32
-
-
-def gloo_pair(host: str) -> MakeGroup:
-    """Returns what makes groups whose connections listen at an address of this machine."""
-
-    def make(store: Any, rank: int, limit_s: float) -> Group:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout, options._threads = timedelta(seconds=limit_s), 1
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-        return cast(Group, dist.ProcessGroupGloo(store, rank, 2, options))
-
-    return make
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -197,7 +169,6 @@ class _Pair:
     Attributes:
         peer: the other process.
         attempt: how many there were before with that worker.
-        other: its number in the group.
         store: what both have told each other.
         group: None while it is being built.
         tried: whether it has carried something both ways.
@@ -206,8 +177,8 @@ class _Pair:
         leaving: how many bodies have yet to leave.
     """
 
-    def __init__(self, peer: Peer, attempt: int, other: int, store: _OverLink) -> None:
-        self.peer, self.attempt, self.other, self.store = peer, attempt, other, store
+    def __init__(self, peer: Peer, attempt: int, store: _OverLink) -> None:
+        self.peer, self.attempt, self.store = peer, attempt, store
         self.group: Group | None = None
         self.tried = self.there = self.over = False
         self.leaving = 0
@@ -255,6 +226,7 @@ class Carriers:
         lost: told that the group with a process has failed, why, and in which generation.
         left: told whenever a body has left.
         add: takes a message that has come whole, as the inbox does.
+        memory: of what comes to the host's.
     """
 
     def __init__(
@@ -266,9 +238,11 @@ class Carriers:
         lost: Callable[[Peer, str, int], None],
         left: Callable[[], None],
         add: Callable[[Incoming, Chunk], None],
+        memory: Memory,
     ) -> None:
         self._worker, self._carrying, self._current = worker, carrying, current
-        self._say, self._lost, self._left, self._add = say, lost, left, add
+        self._say, self._lost, self._left, self._add, self._memory = say, lost, left, add, memory
+        self._device = carrying.device
         # Under the lock, which is not held while a group is built or anything is said.
         self._lock = threading.Lock()
         self._pairs: dict[WorkerId, _Pair] = {}
@@ -278,19 +252,51 @@ class Carriers:
 
     # What senders do, under their locks
 
-    def way(self, peer: Peer, label: Label, size: int) -> Callable[[torch.Tensor], None] | None:
-        """Returns what carries a body; None if it goes over the link, as it is short, or nothing is built yet."""
-        if size < self._carrying.least_bytes or label.kind not in CARRIED:
+    def straight(self, worker: WorkerId, size: int) -> bool:
+        """Whether what is so long goes to a worker from the device's memory."""
+        if not self._device.apart or size < self._carrying.least_bytes:
+            return False
+        peer = self._current(worker)
+        with self._lock:
+            pair = self._pairs.get(worker)
+            return peer is not None and pair is not None and pair.carries(peer)
+
+    def way(self, peer: Peer, label: Label, body: Body, *, lent: bool) -> Callable[[], None] | None:
+        """Returns what carries a body; None if it goes over the link: it is short, or elsewhere, or nothing is built.
+
+        Args:
+            peer: to whom.
+            label: of the message.
+            body: of it.
+            lent: whether others may change it.
+        """
+        least = 1 if isinstance(body, torch.Tensor) else self._carrying.least_bytes
+        if len(body) < least or label.kind not in CARRIED or (pair := self._pair_for(peer)) is None:
             return None
+        if not isinstance(body, torch.Tensor):
+            if self._device.apart:
+                return None
+            body = torch.frombuffer(bytearray(body) if lent else body, dtype=torch.uint8)
+        return partial(self._send, pair, label.generation, body)
+
+    def _pair_for(self, peer: Peer) -> _Pair | None:
+        """The group that a body goes by; if there is none, one is begun when it is time."""
         with self._lock:
             pair = self._pairs.get(peer.worker)
             if pair is not None and pair.carries(peer):
-                return partial(self._send, pair, label.generation)
+                return pair
             tries = self._tries_with(peer)
             tries.bodies += 1
             if self._worker < peer.worker and tries.bodies >= self._carrying.after and self._may_begin(peer, tries):
                 self._begin(peer, tries.begun + 1)
         return None
+
+    def on_host(self, body: Body) -> memoryview:
+        """Returns a body that goes over the link; waits until it is copied, if no group carries it any more."""
+        if isinstance(body, memoryview):
+            return body
+        with self._device.beside():
+            return bytes_of(body.cpu()).data
 
     def _send(self, pair: _Pair, generation: int, body: torch.Tensor) -> None:
         """Sends the next body; its header goes over the link now."""
@@ -299,7 +305,8 @@ class Carriers:
             self.carried[pair.peer.worker] += len(body)
             pair.leaving += 1
         try:
-            work = pair.group.send([body], pair.other, 0)
+            with self._device.beside():
+                work = pair.group.send(body)
         except Exception as error:  # noqa: BLE001 - whatever torch raises; told by the thread that waits
             work = _Refused(error)
         pair.lines["out"].add(generation, work, partial(self._has_left, pair, body))
@@ -321,6 +328,7 @@ class Carriers:
             pair = self._pairs.get(peer.worker)
         if pair is not None and pair.is_with(peer):
             pair.end()
+            self._abort(pair)
 
     def close(self) -> None:
         """Ends all threads that wait for something that comes no more."""
@@ -379,13 +387,25 @@ class Carriers:
             pair = self._pairs.get(peer.worker)
         if pair is None or pair.group is None or not pair.is_with(peer) or chunk.total > _LONGEST:
             raise BadFrame(f"{chunk.label} of {chunk.total} bytes is to be carried, by no group that is known here")
-        place = None if incoming is None else incoming.data
-        if place is None:  # nobody wants it any more; it comes all the same
-            place = torch.empty(chunk.total, dtype=torch.uint8)
-        work = pair.group.recv([place], pair.other, 0)
-        whole = chunk._replace(size=chunk.total)
-        then = place.size if incoming is None else partial(self._add, incoming, whole)
+        place = None if incoming is None or self._device.apart else incoming.data
+        if place is None:
+            place = self._room(chunk.total)
+        with self._device.beside():
+            work = pair.group.recv(place)
+        then = partial(self._came, place, incoming, chunk._replace(size=chunk.total))
         pair.lines["in"].add(chunk.label.generation, work, then)
+
+    def _room(self, size: int) -> torch.Tensor:
+        if not self._device.apart:
+            return self._memory(size)
+        with self._device.beside():
+            return torch.empty(size, dtype=torch.uint8, device=self._device.torch)
+
+    def _came(self, place: torch.Tensor, incoming: Incoming | None, whole: Chunk) -> None:
+        """A body has come; nobody may want it any more."""
+        if incoming is not None:
+            incoming.data = place
+            self._add(incoming, whole)
 
     # How a group is built
 
@@ -403,27 +423,33 @@ class Carriers:
         self._tries_with(peer).begun = attempt
         rank = int(peer.worker < self._worker)
         tell = partial(self._tell, peer.worker, attempt)
-        pair = self._pairs[peer.worker] = _Pair(peer, attempt, 1 - rank, _OverLink(tell, _BUILD_S))
+        pair = self._pairs[peer.worker] = _Pair(peer, attempt, _OverLink(tell, _BUILD_S))
         threading.Thread(target=self._build, args=(pair, rank), name="carrier", daemon=True).start()
         return pair
 
     def _build(self, pair: _Pair, rank: int) -> None:
         try:
-            group = self._carrying.make(pair.store, rank, _BUILD_S)
-            sent = torch.frombuffer(bytearray(_TRIAL), dtype=torch.uint8)
-            came = torch.empty_like(sent)
-            for work in (group.send([sent], pair.other, 0), group.recv([came], pair.other, 0)):
-                work.wait()
-            if not torch.equal(sent, came):
-                raise HoldfastError("other bytes have come than were sent")
+            pair.group = self._carrying.make(pair.store, rank, _BUILD_S)
+            self._try(pair.group)
         except Exception:  # noqa: BLE001 - whatever torch raises: what is sent goes over the link, as before
             self._put_off(pair)
             return
         failed = partial(self._fail, pair)
         with self._lock:
             pair.lines = {way: _Line(f"carrier {way}", failed) for way in ("in", "out")}
-            pair.group, pair.tried = group, True
+            pair.tried = True
         self._tell(pair.peer.worker, pair.attempt, "", b"")
+
+    def _try(self, group: Group) -> None:
+        with self._device.beside():
+            sent = torch.frombuffer(bytearray(_TRIAL), dtype=torch.uint8).to(self._device.torch)
+            came = torch.zeros_like(sent)
+            works = group.send(sent), group.recv(came)
+        for work in works:
+            work.wait()
+        with self._device.beside():
+            if not torch.equal(sent, came):
+                raise HoldfastError("other bytes have come than were sent")
 
     def _tell(self, worker: WorkerId, attempt: int, key: str, value: bytes) -> None:
         body = msgspec.msgpack.encode(_Told(attempt, key, value))
@@ -431,6 +457,7 @@ class Carriers:
 
     def _fail(self, pair: _Pair, generation: int, reason: str) -> None:
         before, pair.over = pair.over, True
+        self._abort(pair)
         self._put_off(pair)
         if not before:
             self._lost(pair.peer, f"its carrier has failed: {reason}", generation)
@@ -441,3 +468,8 @@ class Carriers:
             tries = self._tries_with(pair.peer)
             tries.not_before = time.monotonic() + _AGAIN_S[min(tries.failed, len(_AGAIN_S) - 1)]
             tries.failed += 1
+
+    def _abort(self, pair: _Pair) -> None:
+        """Ends what waits on the device for who is gone, in a thread of its own: that may take its time."""
+        if pair.group is not None and self._device.apart:
+            threading.Thread(target=pair.group.abort, name="carrier abort", daemon=True).start()

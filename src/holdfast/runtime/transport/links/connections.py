@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.runtime.tensors import settle_thread
+from holdfast.runtime.transport.framing import Body
 from holdfast.runtime.transport.links.dialer import Dialer
 from holdfast.runtime.transport.links.handshake import NONCE_BYTES, Draw, listening
 from holdfast.runtime.transport.links.inbox import Inbox
@@ -79,7 +80,7 @@ class ConnectionManager:
             from holdfast.runtime.transport.links.carrier import Carriers
 
             self._carriers = Carriers(
-                worker, carrying, self._peers.of, self.send, self._lose, self._all_left, inbox.add
+                worker, carrying, self._peers.of, self.send, self._lose, self._all_left, inbox.add, inbox.memory
             )
         self._loop = EventLoop()
         self._dialer = Dialer(self._loop, worker, nonce, draw)
@@ -100,7 +101,7 @@ class ConnectionManager:
             sender.renew()
         self._loop.do(self._look_again)
 
-    def send(self, to: WorkerId, label: Label, body: memoryview, *, lent: bool = False, more: bool = False) -> None:
+    def send(self, to: WorkerId, label: Label, body: Body, *, lent: bool = False, more: bool = False) -> None:
         """Sends a message, at once or as soon as that can be done; its bytes stay ours if they are lent.
 
         Or with the next one, if there is ``more`` for the same worker at once.
@@ -135,6 +136,11 @@ class ConnectionManager:
         """How many bytes were given to be sent, by kind."""
         return sum((sender.sent for sender in self._all_senders()), Counter())
 
+    def straight(self, workers: Iterable[WorkerId], size: int) -> bool:
+        """Whether what is so long goes to all of these from a device's memory."""
+        carriers = self._carriers
+        return carriers is not None and all(carriers.straight(worker, size) for worker in workers)
+
     @property
     def carried(self) -> int:
         """How many bytes went by another way."""
@@ -157,7 +163,7 @@ class ConnectionManager:
                     lost=self._lose,
                     left=self._all_left,
                     over=self._over,
-                    carriers=None if self._carriers is None else self._carriers.way,
+                    carriers=self._carriers,
                 )
             return sender
 

@@ -98,15 +98,17 @@ class Inbox:
             incoming = self._messages.get((source, label))
             if incoming is None:
                 self._allowance.park(source, label, chunk.total)
-                incoming = self._messages[source, label] = Incoming(self.memory(chunk.total))
+                incoming = self._messages[source, label] = Incoming()
             if incoming.total is None:
                 incoming.total = chunk.total
                 if incoming.wrong:  # whoever waits for it is told; its bytes go nowhere
                     incoming.data = None
                     self._wake()
                 elif incoming.data is None:
-                    self._allowance.check(source, label, chunk.total)
-                    incoming.data = self.memory(chunk.total)
+                    if incoming.size is None:
+                        self._allowance.check(source, label, chunk.total)
+                    if not chunk.carried:  # what carries it finds it a place
+                        incoming.data = self.memory(chunk.total)
             if chunk.total != incoming.total or chunk.offset != incoming.came:
                 text = f"{chunk.size} bytes from {chunk.offset} on of {chunk.total}, after {incoming.came}"
                 raise BadFrame(f"{label}: {text}")
@@ -210,20 +212,23 @@ class Inbox:
         label: Label,
         data: torch.Tensor | None,
         then: Callable[[Incoming], None] | None = None,
+        *,
+        size: int | None = None,
     ) -> Incoming:
-        """Asks for a message: it goes into ``data``, if it has not begun to come already.
+        """Asks for a message: it goes into ``data``, if it has not begun to come already, and no other way carries it.
 
         Args:
             source: who sends it.
             label: which.
-            data: contiguous bytes, as many as it is to have; None: it may have any number.
+            data: contiguous bytes, as many as it is to have; None: it finds a place when it comes.
             then: called with it once it is complete, in the thread that reads, or at once.
+            size: how many bytes it is to have where there is no place yet; None: any number.
         """
         with self._changed:
             incoming = self._messages.setdefault((source, label), Incoming())
             if incoming.total is not None and incoming.size is None:
                 self._allowance.ask(incoming.total)
-            incoming.size = None if data is None else data.numel()
+            incoming.size = size if data is None else data.numel()
             if incoming.data is None and not incoming.wrong:
                 incoming.data = data
             if not incoming.complete:

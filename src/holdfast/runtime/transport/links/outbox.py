@@ -10,6 +10,7 @@ from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, URGEN
 
 __all__ = ["Outbox"]
 
+_NOTHING = memoryview(b"")
 _MOST_AT_ONCE = 8
 """So many chunks go in one call at most."""
 _MOST_BACKGROUND = 16
@@ -20,9 +21,11 @@ _MOST_BACKGROUND = 16
 class _Message:
     label: Label
     body: memoryview
-    lent: bool
-    carry: Callable[[], None] | None
+    lent: bool = False
     sent: int = 0
+    total: int = 0
+    """How long a body is that goes by another way."""
+    carry: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -50,19 +53,21 @@ class Outbox:
         waiting = any(message.label.kind not in BACKGROUND for _, _, message in list(self._waiting))
         return waiting or (bool(self._rest) and self._owed)
 
-    def put(
-        self, label: Label, body: memoryview, *, lent: bool = False, carry: Callable[[], None] | None = None
-    ) -> None:
+    def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
         """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``.
-
-        ``carry`` is called when its turn has come, and carries the bytes by another way; its header alone goes here.
 
         One of the background that is too many is forgotten.
         """
-        if label.kind in BACKGROUND and self._in_background() >= _MOST_BACKGROUND:
-            return
+        if label.kind not in BACKGROUND or self._in_background() < _MOST_BACKGROUND:
+            self._add(_Message(label, body, lent))
+
+    def announce(self, label: Label, total: int, carry: Callable[[], None]) -> None:
+        """Adds a message whose header alone goes here: ``carry`` is called with that, and carries its body."""
+        self._add(_Message(label, _NOTHING, total=total, carry=carry))
+
+    def _add(self, message: _Message) -> None:
         self._count += 1
-        heapq.heappush(self._waiting, (URGENCY[label.kind], self._count, _Message(label, body, lent, carry)))
+        heapq.heappush(self._waiting, (URGENCY[message.label.kind], self._count, message))
 
     def _in_background(self) -> int:
         return sum(message.label.kind in BACKGROUND for _, _, message in self._waiting)
@@ -89,7 +94,7 @@ class Outbox:
         """Adds the next chunk to what goes next; returns its size."""
         message = self._waiting[0][2]
         if message.carry is not None:
-            return self._announce(message, message.carry)
+            return self._begin_carried(message, message.carry)
         size = min(CHUNK_BYTES, len(message.body) - message.sent)
         header = Chunk(message.label, len(message.body), message.sent, size, self._number).pack()
         self._number = after(self._number)
@@ -100,8 +105,8 @@ class Outbox:
             heapq.heappop(self._waiting)
         return size
 
-    def _announce(self, message: _Message, carry: Callable[[], None]) -> int:
-        header = Chunk(message.label, len(message.body), 0, 0, self._number, carried=True).pack()
+    def _begin_carried(self, message: _Message, carry: Callable[[], None]) -> int:
+        header = Chunk(message.label, message.total, 0, 0, self._number, carried=True).pack()
         self._number, self._owed = after(self._number), True
         self._rest.append(memoryview(header))
         heapq.heappop(self._waiting)

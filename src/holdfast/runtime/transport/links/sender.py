@@ -8,10 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from holdfast.control.messages import Peer
 from holdfast.core.ids import WorkerId
+from holdfast.runtime.transport.framing import Body
 from holdfast.runtime.transport.links.dialer import Dialer
 from holdfast.runtime.transport.links.loop import READ, WRITE, EventLoop
 from holdfast.runtime.transport.links.opening import Opening
@@ -21,6 +20,7 @@ from holdfast.runtime.transport.links.silence import silence_s
 from holdfast.runtime.transport.links.wire import BACKGROUND, Kind, Label
 
 if TYPE_CHECKING:
+    from holdfast.runtime.transport.links.carrier import Carriers
     from holdfast.runtime.transport.links.sealing import Sending
 
 __all__ = ["Sender", "look_s"]
@@ -47,7 +47,7 @@ class Sender:
         lost: told that the connection with a process has ended, why, and which generation was entered on it last.
         left: told whenever all was sent that belongs to a step.
         over: a generation that is over, and all before it.
-        carriers: returns what carries a body by another way; see `Carriers.way`.
+        carriers: carry bodies by another way; None: nothing does.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Sender:
         lost: Callable[[Peer, str, int], None],
         left: Callable[[], None],
         over: int,
-        carriers: Callable[[Peer, Label, int], Callable[[torch.Tensor], None] | None] | None = None,
+        carriers: Carriers | None = None,
     ) -> None:
         self.worker = worker
         self._loop, self._dialer, self._peers = loop, dialer, peers
@@ -94,7 +94,7 @@ class Sender:
         with self._lock:
             return self._sent.copy()
 
-    def send(self, label: Label, body: memoryview, *, lent: bool = False, more: bool = False) -> None:
+    def send(self, label: Label, body: Body, *, lent: bool = False, more: bool = False) -> None:
         """See ConnectionManager.send."""
         with self._lock:
             if label.generation <= self._over:
@@ -106,16 +106,22 @@ class Sender:
                     return
                 self._enter = None
             self._sent[label.kind] += len(body)
-            way = None if self._carriers is None or self._peer is None else self._carriers(self._peer, label, len(body))
-            if way is None:
-                self._outbox.put(label, body, lent=lent)
-            else:
-                kept = torch.frombuffer(bytearray(body) if lent else body, dtype=torch.uint8)
-                self._outbox.put(label, body, carry=partial(way, kept))
+            self._put(label, body, lent=lent)
             if not more:
                 self._go_on()
             if lent and not self._outbox.empty:
                 self._outbox.give_back()
+
+    def _put(self, label: Label, body: Body, *, lent: bool) -> None:
+        carriers = self._carriers
+        carry = carriers.way(self._peer, label, body, lent=lent) if carriers is not None and self._peer else None
+        if carry is not None:
+            self._outbox.announce(label, len(body), carry)
+            return
+        if carriers is not None:
+            body = carriers.on_host(body)
+        assert isinstance(body, memoryview), "nothing takes what is on a device"
+        self._outbox.put(label, body, lent=lent)
 
     def warm_up(self) -> None:
         """Connects, though there is nothing to say yet."""

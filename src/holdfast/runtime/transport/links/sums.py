@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -17,9 +17,10 @@ import torch
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.summing import Contribution, Told, Total
+from holdfast.devices.device import HOST, Device
 from holdfast.devices.fresh import Memory, host_memory
 from holdfast.errors import HoldfastError
-from holdfast.runtime.transport.framing import bytes_of
+from holdfast.runtime.transport.framing import Body, body_of
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
 from holdfast.runtime.transport.links.parts import COUNT_BYTES, goes_whole
 from holdfast.runtime.transport.links.wire import Kind, Label, label_of_sum
@@ -31,7 +32,7 @@ __all__ = ["Summing"]
 class Send(Protocol):
     """See `ConnectionManager.send`."""
 
-    def __call__(self, to: WorkerId, label: Label, body: memoryview, /, *, more: bool = False) -> None: ...
+    def __call__(self, to: WorkerId, label: Label, body: Body, /, *, more: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class Summing:
         own: what we contribute.
         inbox: where the others' contributions come.
         send: sends to another worker.
-        memory: of what others contribute, and of the sum.
+        memory: of the sum, where what we contribute is in the host's memory.
+        device: on which a sum is made, beside the computation, of which a part is there.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class Summing:
         inbox: Inbox,
         send: Send,
         memory: Memory = host_memory,
+        device: Device = HOST,
     ) -> None:
-        self._memory = memory
+        self._memory, self._device = memory, device
         self._key, self._worker, self._inbox, self._send = key, worker, inbox, send
         self._members = key.reduction.workers
         self._others = tuple(member for member in self._members if member != worker)
@@ -91,12 +94,14 @@ class Summing:
     def start(self) -> None:
         """Asks for the others' contributions, so that what comes is never parked, and sends ours."""
         for other in self._others:
-            self._headers[other] = self._ask(other, Kind.HEADER, 0, None, partial(self._heard, other))
+            self._headers[other] = self._ask(other, Kind.HEADER, 0, partial(self._heard, other))
         if not self._whole:
             self._total = self._room(self._own.length)
             for other in self._others:
                 place = self._share(self._total, other)
-                self._shares.append((self._ask(other, Kind.TOTAL, 0, place, self._finish), place))
+                straight = place if place.is_cpu else None
+                asked = self._ask(other, Kind.TOTAL, 0, self._finish, straight, size=place.nbytes)
+                self._shares.append((asked, place))
         header = memoryview(len(self._own.parts).to_bytes(COUNT_BYTES, "little") + self._own.header)
         for other in self._others:
             self._send(other, label_of_sum(self._key, Kind.HEADER), header, more=bool(self._own.parts))
@@ -119,8 +124,9 @@ class Summing:
         if self._error is not None:
             raise self._error
         for asked, place in self._shares:
-            if asked.data.data_ptr() != place.data_ptr():  # it came before anybody knew where it belongs
-                place.view(torch.uint8).copy_(asked.data)
+            if asked.data.data_ptr() != place.data_ptr():  # it came another way, or too early to know its place
+                with self._device.beside():
+                    place.view(torch.uint8).copy_(asked.data, non_blocking=not place.is_cpu)
         headers = tuple(self._own.header if m == self._worker else self._header_of(m) for m in self._members)
         for parts in self._parts.values():
             parts.clear()  # what has come of them goes
@@ -148,23 +154,28 @@ class Summing:
         return tensor[start:stop]
 
     def _room(self, length: int) -> torch.Tensor:
-        return self._memory(length * self._dtype.itemsize).view(self._dtype)
+        """Memory for the sum, where what we contribute is."""
+        if not self._own.parts or self._own.parts[0].is_cpu:
+            return self._memory(length * self._dtype.itemsize).view(self._dtype)
+        with self._device.beside():
+            return torch.empty(length, dtype=self._dtype, device=self._device.torch)
 
     def _tell(self, other: WorkerId, kind: Kind, number: int, part: torch.Tensor, *, more: bool = False) -> None:
-        self._send(other, label_of_sum(self._key, kind, number), bytes_of(part).data, more=more)
+        self._send(other, label_of_sum(self._key, kind, number), body_of(part), more=more)
 
     def _ask(
         self,
         other: WorkerId,
         kind: Kind,
         number: int,
-        place: torch.Tensor | None,
         then: Callable[[Incoming], None],
+        place: torch.Tensor | None = None,
+        *,
+        size: int | None = None,
     ) -> _Asked:
         label = label_of_sum(self._key, kind, number)
-        return _Asked(
-            other, label, self._inbox.expect(other, label, None if place is None else place.view(torch.uint8), then)
-        )
+        data = None if place is None else place.view(torch.uint8)
+        return _Asked(other, label, self._inbox.expect(other, label, data, then, size=size))
 
     def _heard(self, other: WorkerId, header: Incoming) -> None:
         """It is known how many parts another worker contributes: now they can be asked for."""
@@ -173,8 +184,9 @@ class Summing:
         start, stop = (0, self._own.length) if self._whole else self._bounds(self._worker)
         with self._lock:
             self._missing += count
+        size = (stop - start) * self._dtype.itemsize
         for number in range(count):
-            self._parts[other].append(self._ask(other, Kind.PART, number, self._room(stop - start), self._came))
+            self._parts[other].append(self._ask(other, Kind.PART, number, self._came, size=size))
         self._came()
 
     def _header_of(self, other: WorkerId) -> bytes:
@@ -188,22 +200,28 @@ class Summing:
                 return
         if any(asked.incoming.wrong for each in self._parts.values() for asked in each):
             return
-        start, stop = (0, self._own.length) if self._whole else self._bounds(self._worker)
+        told = [self._told_by(member) for member in self._members]
+        device = HOST if all(part.is_cpu for each in told for part in each.parts) else self._device
         try:
-            total = self._own.fold([self._told_by(member) for member in self._members], stop - start)
+            with device.beside():
+                self._fold([_on(device, each) for each in told])
         except HoldfastError as error:
             self._error = error
             self._inbox.wake()
             return
+        self._finish()
+
+    def _fold(self, told: list[Told]) -> None:
+        start, stop = (0, self._own.length) if self._whole else self._bounds(self._worker)
+        total = self._own.fold(told, stop - start)
         if self._whole:
             self._total = total
-        else:
-            assert self._total is not None, "it was made as this began"
-            share = self._share(self._total, self._worker)
-            share.copy_(total)
-            for other in self._others:
-                self._tell(other, Kind.TOTAL, 0, share)
-        self._finish()
+            return
+        assert self._total is not None, "it was made as this began"
+        share = self._share(self._total, self._worker)
+        share.copy_(total)
+        for other in self._others:
+            self._tell(other, Kind.TOTAL, 0, share)
 
     def _told_by(self, member: WorkerId) -> Told:
         """What a member contributes to what we add up."""
@@ -220,3 +238,8 @@ class Summing:
             done = not self._open
         if done:
             self._inbox.wake()
+
+
+def _on(device: Device, told: Told) -> Told:
+    """The same with all parts on a device."""
+    return replace(told, parts=[part.to(device.torch, non_blocking=True) for part in told.parts])

@@ -12,10 +12,11 @@ from holdfast.control.messages import Here, Peer
 from holdfast.core.ids import WorkerId
 from holdfast.core.summing import Contribution
 from holdfast.core.tensorspec import TensorSpec
+from holdfast.devices.device import HOST
 from holdfast.devices.fresh import Memory, host_memory
 from holdfast.errors import InternalError
 from holdfast.runtime.tensors import num_bytes, torch_dtype
-from holdfast.runtime.transport.framing import bytes_of
+from holdfast.runtime.transport.framing import body_of
 from holdfast.runtime.transport.links.allowance import Allowance
 from holdfast.runtime.transport.links.connections import ConnectionManager
 from holdfast.runtime.transport.links.inbox import Inbox, Incoming
@@ -58,6 +59,7 @@ class LinkTransport:
     ) -> None:
         self._worker = worker
         self._memory = memory
+        self._device = HOST if carrying is None else carrying.device
         self._inbox = Inbox(memory)
         self._connections = ConnectionManager(
             worker, self._inbox, host=host, silent_s=silent_s, sealed=sealed, carrying=carrying
@@ -102,13 +104,13 @@ class LinkTransport:
         """See Transport.send: what cannot be sent at once is copied."""
         self._check(key.generation, peer)
         self._inbox.check(key.generation, (peer,))
-        self._connections.send(peer, label_of(key), bytes_of(tensor).data, lent=True)
+        self._connections.send(peer, label_of(key), body_of(tensor), lent=tensor.is_cpu)
 
     def receive(self, key: MessageKey, peer: WorkerId, spec: TensorSpec) -> _Receiving:
         """See Transport.receive."""
         self._check(key.generation, peer)
         size, label = num_bytes(spec), label_of(key)
-        incoming = self._inbox.expect(peer, label, self._memory(size))
+        incoming = self._inbox.expect(peer, label, None, size=size)
         return _Receiving(self._inbox, peer, label, incoming, spec)
 
     def all_reduce(self, key: SumKey, contribution: Contribution) -> SumHandle:
@@ -116,9 +118,15 @@ class LinkTransport:
         if len(key.reduction.workers) == 1:
             return ReadySum(contribution)
         self._check(key.generation, *(peer for peer in key.reduction.workers if peer != self._worker))
-        summing = Summing(key, self._worker, contribution, self._inbox, self._connections.send, self._memory)
+        summing = Summing(
+            key, self._worker, contribution, self._inbox, self._connections.send, self._memory, self._device
+        )
         summing.start()
         return summing
+
+    def straight(self, peers: Iterable[WorkerId], size: int) -> bool:
+        """See Transport.straight."""
+        return self._connections.straight((peer for peer in peers if peer != self._worker), size)
 
     def _check(self, generation: int, *peers: WorkerId) -> None:
         self._inbox.check(generation)
