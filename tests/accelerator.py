@@ -29,6 +29,7 @@ from holdfast.devices.device import HOST
 from holdfast.devices.fresh import host_memory
 from holdfast.devices.pairs import Group, MakeGroup, Work
 from holdfast.devices.queued import Queued
+from holdfast.runtime.tensors import settle_thread
 
 __all__ = ["MACHINE", "NAME", "Late", "LateTensor", "Mark", "Race", "Stream", "running"]
 
@@ -255,6 +256,9 @@ class Machine:
         Raises:
             AssertionError: nothing can run, and it is not so: streams wait for each other.
         """
+        if not getattr(self._local, "settled", False):  # whoever waits runs the operations of others, too
+            self._local.settled = True
+            settle_thread()
         while not there():
             ready = [stream for stream in self._streams if _is_ready(stream)]
             assert ready, "all streams wait for each other"

@@ -2,7 +2,7 @@
 
 from tests.accelerator import MACHINE, Late
 
-__all__ = ["WRONG", "ForgetsWhatIsSent"]
+__all__ = ["WRONG", "WRONG_BESIDE", "ForgetsWhatIsSent"]
 
 
 class Deaf:
@@ -60,4 +60,22 @@ class ForgetsWhatIsBrought(Late):
             super()._hold(tensor, stream)
 
 
+class SumsAtOnce(_OneIsDeaf):
+    """Does not wait, beside the computation, for what is summed."""
+
+    def __init__(self):
+        super().__init__()
+        self._beside = Deaf(self._beside)
+
+
+class ForgetsWhatIsSummed(Late):
+    """Keeps no memory for what is beside the computation."""
+
+    def _hold(self, tensor, stream):
+        if stream is not self._beside:
+            super()._hold(tensor, stream)
+
+
 WRONG = (CopiesAtOnce, ComputesAtOnce, ForgetsWhatIsSent, ForgetsWhatIsBrought)
+WRONG_BESIDE = (SumsAtOnce, ComputesAtOnce, ForgetsWhatIsSummed, ForgetsWhatIsBrought)
+"""With others: what is exchanged and summed with them."""

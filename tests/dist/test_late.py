@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.soak import some
 
-from holdfast.telemetry.events import Agreed, Replaying, read_events
+from holdfast.telemetry.events import Agreed, FaultInjected, Replaying, StepOps, Suspected, read_events
 
 pytestmark = pytest.mark.dist
 pytest.importorskip("torch", minversion="2.13", reason="the hook for devices written in Python is of torch 2.13")
@@ -33,6 +33,27 @@ SURVIVED = [
 def test_a_job_on_another_device_survives_with_the_bits_of_the_cpu(runs, name, faults, overrides):
     survived = runs.survives(name, *faults, overrides=(*overrides, LATE), healthy=runs.healthy(name, overrides))
     assert "accelerator.py:Late" in (survived.run_dir / "job.yaml").read_text()
+
+
+STRAIGHT = ("control.carrier=device", "control.carry_from=64", "train.steps=40")
+CARRIED = [
+    ("gpt", ("kill:1.2@30:backward",), (CLIPPED,)),
+    ("gpt", ("kill:1.1@20:forward", "kill:0.1@30:reduce"), ("train.technique=staggered",)),
+    ("convnet", ("kill:1.2@30:update",), ("train.technique=decoupled",)),
+    ("gpt", ("hang:1.2@30:backward",), ()),
+    ("gpt", ("kill:1.2@20:commit", "join:1.2@24"), ("train.audit_every=8",)),
+]
+
+
+@pytest.mark.parametrize(("name", "faults", "overrides"), some(CARRIED, [CARRIED[at] for at in (0, 4)]))
+def test_what_goes_from_device_to_device_has_the_bits_of_the_cpu(runs, name, faults, overrides):
+    """Bodies that the host's memory never holds, before and behind losses."""
+    healthy = runs.healthy(name, ("train.steps=40", *overrides))
+    survived = runs.survives(name, *faults, overrides=(*STRAIGHT, *overrides, LATE), healthy=healthy)
+    events = [event for _, event in read_events(survived.run_dir / "events.jsonl")]
+    assert len({event.worker for event in events if isinstance(event, StepOps) and event.sent_carried}) >= 11
+    faulty = {event.worker for event in events if isinstance(event, FaultInjected)}
+    assert {event.peer for event in events if isinstance(event, Suspected)} <= faulty, "no group has failed by itself"
 
 
 def test_layers_are_replayed_on_another_device(runs):

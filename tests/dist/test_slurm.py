@@ -65,6 +65,11 @@ class Launched:
     def ran(self, step):
         self.until(lambda: any(event.step >= step for event in self.events(StepOps)))
 
+    def nodes(self):
+        """Those that whoever leads knows."""
+        status = json.loads(self.holdfast("status", self.run_dir, "--format", "json"))
+        return {node["name"] for node in status["nodes"]}
+
     def lost(self, number):
         self.until(lambda: len({event.worker for event in self.events(Detected)}) >= number)
 
@@ -140,8 +145,7 @@ def test_nodes_fail_the_first_one_too(launched, runs):
     job.lost(4)
     with job.held(*others):
         assert {*job.cluster.job_states().values()} == {"RUNNING"}
-        status = json.loads(job.holdfast("status", job.run_dir, "--format", "json"))
-        assert {node["name"] for node in status["nodes"]} == {*others}
+        job.until(lambda: job.nodes() == {*others})
     summary = job.summary()
     assert summary["weights_sha256"] == runs.healthy("small", (LONGER, "checkpoint.every=10")).weights_sha256
     job.idle(*others)

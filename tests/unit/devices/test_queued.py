@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ pytest.importorskip("torch", minversion="2.13", reason="the hook for devices wri
 
 from tests.accelerator import MACHINE, Late, LateTensor, Race, running
 from tests.waiting import until
-from tests.wrong_devices import WRONG
+from tests.wrong_devices import WRONG, WRONG_BESIDE
 
 from holdfast.errors import ConfigError
 
@@ -49,6 +50,42 @@ def test_no_mark_and_no_hold_is_there_for_nothing(device, order):
         there_and_back(device())
 
 
+def summed_with_others(device):
+    """Values that another thread adds to what others have brought, while the next ones are computed."""
+
+    def add(part):
+        with device.beside():
+            return torch.full((3,), 10.0).to(device.torch, non_blocking=True) + part
+
+    total, found = device.brought(torch.ones(3)), []
+    with ThreadPoolExecutor(1) as others:
+        for _ in range(4):
+            part = total * 2
+            computed = device.computed(part)
+            del part
+            given = computed.wait()
+            del computed
+            came = others.submit(add, given).result()
+            del given
+            total = device.joined(came) + 1
+            del came
+            found.append(device.outgoing(total))
+    return [each.wait().tolist() for each in found]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_summed_beside_the_computation_is_what_was_computed(order):
+    with running(order):
+        assert summed_with_others(Late()) == [[value] * 3 for value in (13.0, 37.0, 85.0, 181.0)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("device", WRONG_BESIDE)
+def test_no_mark_and_no_hold_beside_the_computation_is_there_for_nothing(device, order):
+    with pytest.raises(Race), running(order):
+        summed_with_others(device())
+
+
 def test_a_copy_is_not_there_before_its_mark_has_passed():
     device = Late()
     with running(1):
@@ -66,6 +103,7 @@ def test_what_is_on_the_host_is_sent_as_it_is_and_what_is_not_is_brought_as_it_i
         there = device.brought(here)
         assert isinstance(there, LateTensor)
         assert device.brought(there) is there
+        assert device.computed(here).wait() is device.joined(here) is here
 
 
 def test_the_host_is_no_more_than_two_operations_ahead():
