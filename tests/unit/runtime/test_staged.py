@@ -48,11 +48,19 @@ class Slow(Host):
 
     def __init__(self):
         super().__init__()
-        self.copies = []
+        self.copies, self.beside_it = [], []
 
     def outgoing(self, tensor):
         self.copies.append(Copying(tensor, torch.full_like(tensor, torch.nan)))
         return Outgoing(self.copies[-1].into, self.copies[-1])
+
+    def computed(self, tensor):
+        self.beside_it.append(Copying(tensor, tensor))
+        return Outgoing(tensor, self.beside_it[-1])
+
+    def joined(self, tensor):
+        self.beside_it.append("joined")
+        return tensor
 
 
 class Noting(MemoryTransport):
@@ -60,7 +68,10 @@ class Noting(MemoryTransport):
 
     def __init__(self, worker, hub):
         super().__init__(worker, hub)
-        self.given, self.lost = [], False
+        self.given, self.lost, self.takes = [], False, ()
+
+    def straight(self, peers, size):
+        return size >= 8 and {*peers} - {A} <= {*self.takes}
 
     def send(self, key, peer, tensor):
         self.given.append(key.microbatch)
@@ -144,6 +155,30 @@ def test_the_sum_of_one_alone_stays_where_it_is(staged, device):
         patch.setattr(Noting, "all_reduce", lambda self, key, contribution: contribution)
         assert staged.all_reduce(alone, plain(given)).parts[0].data_ptr() == given.data_ptr()
     assert device.copies == []
+
+
+def test_what_goes_straight_from_the_device_is_handed_on_once_it_is_computed_and_not_copied(staged, device, inner):
+    inner.takes = (B,)
+    send(staged, 0, 7.0)
+    summing = staged.all_reduce(SUM, plain(torch.ones(2)))
+    assert (inner.given, device.copies) == ([], []), "it is not computed yet"
+    staged.hand_on()
+    assert inner.given == [0, "sum"]
+    assert inner.theirs.receive(KEY, A, SPEC).wait().tolist() == [7.0, 7.0]
+    inner.theirs.all_reduce(SUM, plain(torch.ones(2)))
+    assert device.beside_it.count("joined") == 0
+    assert summing.wait().total.tolist() == [2.0, 2.0]
+    inner.theirs.send(replace(KEY, microbatch=3), A, torch.ones(2))
+    receiving = staged.receive(replace(KEY, microbatch=3), B, SPEC)
+    assert receiving.wait().tolist() == [1.0, 1.0]
+    assert device.beside_it.count("joined") == 2, "what comes is joined with the computation"
+
+
+def test_what_is_too_short_to_go_straight_is_copied(staged, device, inner):
+    inner.takes = (B,)
+    staged.send(KEY, B, torch.ones(1))
+    assert len(device.copies) == 1
+    assert device.beside_it == []
 
 
 def test_what_is_of_a_generation_that_is_over_is_dropped_and_the_device_is_not_waited_for(staged, device, inner):
