@@ -120,6 +120,7 @@ def main() -> None:
         steps=args.steps,
         logs=("right", "odd"),
         sum_chunks=args.sum_chunks,
+        to_device=args.variant == "norm",
     )
     for step in made:
         if args.fault == f"slow-body:{hf.worker}" and step.number == 2:

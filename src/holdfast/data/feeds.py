@@ -132,6 +132,8 @@ class Feed:
         collate: makes what is yielded of the samples of an item.
         loaders: processes that load ahead, per worker; 0: each item is loaded where it runs, before it does.
         prefetch: items that each of them makes ahead.
+        pin_memory: whether a batch is in pinned memory where it is computed with.
+        to_device: whether it is on the device there.
         on_start: called in each of them with its number, before it loads anything.
     """
 
@@ -140,6 +142,8 @@ class Feed:
     collate: Callable[[list[Any]], Any] = default_collate
     loaders: int = 0
     prefetch: int = PREFETCH
+    pin_memory: bool = False
+    to_device: bool = False
     on_start: Callable[[int], object] | None = None
 
     @property

@@ -43,6 +43,8 @@ class Wanted:
         collate: makes a batch of samples.
         loaders: processes that load ahead, per worker.
         prefetch: items that each of them makes ahead.
+        pin_memory: whether batches are in pinned memory where they are computed with.
+        to_device: whether they are on the device there.
         on_start: called in each of them with its number.
         seed: of the order.
         drop_last: whether the samples at the end of an epoch are left out that fill no item.
@@ -57,6 +59,8 @@ class Wanted:
     collate: Callable[[list[Any]], Any] | None = None
     loaders: int | None = None
     prefetch: int | None = None
+    pin_memory: bool | None = None
+    to_device: bool = False
     on_start: Callable[[int], object] | None = None
     seed: int = 0
     drop_last: bool = False
@@ -110,6 +114,8 @@ def _feed(wanted: Wanted, source: Any, num_samples: int) -> Feed:
         collate=wanted.collate or default_collate,
         loaders=wanted.loaders or 0,
         prefetch=wanted.prefetch or PREFETCH,
+        pin_memory=bool(wanted.pin_memory),
+        to_device=wanted.to_device,
         on_start=wanted.on_start,
     )
 
@@ -183,6 +189,7 @@ def _read_loader(wanted: Wanted, loader: DataLoader[Any], tell: Callable[[str], 
         collate=wanted.collate or loader.collate_fn,
         loaders=loader.num_workers if wanted.loaders is None else wanted.loaders,
         prefetch=wanted.prefetch or loader.prefetch_factor,
+        pin_memory=loader.pin_memory if wanted.pin_memory is None else wanted.pin_memory,
         on_start=_started(loader),
         seed=wanted.seed if loader.generator is None else loader.generator.initial_seed() >> 1,
     )

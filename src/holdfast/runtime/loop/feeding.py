@@ -11,9 +11,11 @@ from typing import Any
 
 from holdfast.data.feeds import Asked
 from holdfast.data.randomness import seed_all
+from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.loop.hosting import Loop
 from holdfast.runtime.loop.loaders import Key, Loaders
+from holdfast.runtime.loop.moving import mover
 
 __all__ = ["Feeding", "sampling"]
 
@@ -27,10 +29,13 @@ class Feeding:
     Args:
         loop: whose items they are.
         worker: who this is, for messages.
+        device: that computes with the batches.
     """
 
-    def __init__(self, loop: Loop, worker: str = "") -> None:
+    def __init__(self, loop: Loop, worker: str = "", device: Device = HOST) -> None:
         self._loop = loop
+        self._move = mover(loop.feed, device)
+        self._moved: dict[Key, Any] = {}  # ahead
         self._step = 0
         self._ran: list[int] = []  # in this step
         self._share: tuple[int, ...] = ()  # of the last step with items of ours
@@ -60,6 +65,8 @@ class Feeding:
             batch = self._loop.feed.make(asked, self._loop.seed, step, number)
         else:
             batch = self._taken(self._loaders, (step, number), asked)
+        if self._move is not None:
+            batch = self._placed(self._move, (step, number), batch)
         seed_all(self._loop.seed, step, number)
         return batch
 
@@ -103,11 +110,21 @@ class Feeding:
                 loaders.ask(likely, self._asked(*likely))
         return loaders.take(key)
 
+    def _placed(self, move: Callable[[Any], Any], key: Key, batch: Any) -> Any:
+        """A batch where it is computed with, to which the next one is copied meanwhile, if it is loaded."""
+        batch = self._moved.pop(key) if key in self._moved else move(batch)
+        if self._loaders is not None and (following := next(self._likely(), None)) not in (None, *self._moved):
+            loaded = self._loaders.made(following)
+            if loaded is not None:
+                self._moved[following] = move(loaded)
+        return batch
+
     def _go_to(self, step: int) -> None:
         if step == self._step:
             return
         self._step = step
         self._share, self._ran = tuple(self._ran) or self._share, []
+        self._moved = {key: batch for key, batch in self._moved.items() if key[0] >= step}
         if self._loaders is not None:
             self._loaders.forget(step)
 

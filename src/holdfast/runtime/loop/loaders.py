@@ -153,6 +153,11 @@ class Loaders:
             raise found.error()
         return found
 
+    def made(self, key: Key) -> Any:
+        """Returns the batch of an item if it is here, which stays to be taken; None if it is not, or was not made."""
+        found = self._ready.get(key)
+        return None if isinstance(found, _Raised) else found
+
     def forget(self, before: int) -> None:
         """Nobody will take items of steps before this one."""
         self._oldest = before

@@ -187,6 +187,8 @@ class Session:
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int | None = None,
         prefetch: int | None = None,
+        pin_memory: bool | None = None,
+        to_device: bool = False,
         logs: Sequence[str] = (),
         time_limit: float | None = None,
         sum_chunks: int | None = None,
@@ -211,6 +213,10 @@ class Session:
             collate: makes what is yielded of the samples of an item; None: torch's ``default_collate``.
             workers: processes that load ahead, for each worker; 0: each item is loaded before it runs.
             prefetch: items that each of them loads ahead.
+            pin_memory: whether tensors lie in memory from which ``x.to(hf.device, non_blocking=True)`` goes beside the
+                computation; None: as a ``DataLoader`` says, else False.
+            to_device: whether tensors come on ``hf.device``; those of the next item are copied while one is computed,
+                if it is loaded ahead.
             logs: names that ``step.log`` is given.
             time_limit: seconds after which the loop ends as by `stop`; ``train.time_limit`` of a job may be shorter.
             sum_chunks: in how many chunks of neighbours the items of a step are cut: within one their gradients are
@@ -231,11 +237,13 @@ class Session:
             collate=collate,
             loaders=workers,
             prefetch=prefetch,
+            pin_memory=pin_memory,
+            to_device=to_device,
             seed=self._seed,
         )
         loop = self._loop(wanted, microbatches, steps, epochs, logs, sum_chunks)
         turns, deadline = Turns(), min(self._host.deadline, _after(time_limit))
-        with closing(Feeding(loop, self.worker)) as feeding:  # forks, so before there are threads
+        with closing(Feeding(loop, self.worker, self._host.device)) as feeding:  # forks, so before there are threads
             stage = self._host.begin(loop, turns)
             self._runner = runner = Runner(loop, turns, stage, feeding, self._tell, deadline)
             runner.guard.bits, runner.guard.schedulers = self._host.untried, self._stray
