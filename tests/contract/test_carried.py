@@ -132,6 +132,31 @@ def test_a_peer_that_is_stopped_holds_nobody_up_whose_generation_is_over(carried
         os.kill(b.pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["who begins it", "the other"])
+def test_a_group_that_fails_is_a_link_that_is_broken_and_what_follows_goes_over_links(carried, first):
+    peers = [carried.start(worker) for worker in (A, B)]
+    build(peers, 1)
+    step = promoted(*peers)
+    one, other = peers[first], peers[1 - first]
+    one.do("fail_groups")
+    other.do("post", "in", key(step + 1), one.worker, "float32", (2,))
+    waiting = other.call("wait", "in")
+    assert waiting.is_blocked()
+    one.do("send", key(step), other.worker, "float32", [1.0, 2.0])
+    listening = one.call("receive", key(step), other.worker, "float32", (2,))
+    assert isinstance(waiting.error(), PeerLost)
+    assert isinstance(listening.error(), PeerLost)
+    assert "its carrier has failed: told to fail" in str(listening.error())
+    for peer in peers:
+        peer.abort(1)
+    build(peers, 2)
+    before = [peer.do("carried") for peer in peers]
+    for number in range(60):
+        passes(one, other, number, 2)
+        passes(other, one, number, 2)
+    assert [peer.do("carried") for peer in peers] == before, "the next group is not built at once"
+
+
 @pytest.mark.parametrize("lost", [0, 1], ids=["who begins it", "the other"])
 def test_a_new_process_of_a_worker_gets_a_group_of_its_own(carried, lost):
     peers = [carried.start(worker) for worker in (A, B)]
@@ -161,6 +186,30 @@ def test_draining_waits_for_bodies_that_are_carried(carried):
     finally:
         os.kill(b.pid, signal.SIGCONT)
     assert draining.error() is None
+
+
+def test_bodies_of_one_that_has_died_before_their_headers_are_read_are_a_lost_peer(carried):
+    """Whoever reads them is stopped meanwhile: its group knows of the death before its link does."""
+    peers = a, b, c = [carried.start(worker) for worker in (A, B, C)]
+    build(peers, 1)
+    step = promoted(a, b)
+    a.do("post", "in", key(step), B, "float32", (2,))
+    waiting = a.call("wait", "in")
+    assert waiting.is_blocked()
+    os.kill(a.pid, signal.SIGSTOP)
+    try:
+        for number in range(20):
+            b.do("send", key(step + number), A, "float32", [1.0, 2.0])
+        carried.kill(B)
+        assert carried.died(B)
+    finally:
+        os.kill(a.pid, signal.SIGCONT)
+    assert waiting.error() is None or isinstance(waiting.error(), PeerLost), "the message may have come before"
+    for peer in (a, c):
+        peer.abort(1)
+    build((a, c), 2)
+    passes(a, c, step, 2)
+    passes(c, a, step, 2)
 
 
 KILLS = int(os.environ.get("HOLDFAST_CARRIER_KILLS", "20"))

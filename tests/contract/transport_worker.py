@@ -22,6 +22,36 @@ from holdfast.runtime.transport.links.transport import LinkTransport
 from holdfast.runtime.transport.port import SumKey
 from holdfast.runtime.transport.staged import StagedTransport
 
+BROKEN = threading.Event()
+
+
+class Breakable:
+    """A group of two that can be broken, while the link of the two is well."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def send(self, tensor):
+        return BreakableWork(self._inner.send(tensor))
+
+    def recv(self, tensor):
+        return BreakableWork(self._inner.recv(tensor))
+
+    def abort(self):
+        self._inner.abort()
+
+
+class BreakableWork:
+    """Fails if the group is broken by the time that somebody waits."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def wait(self):
+        if BROKEN.is_set():
+            raise RuntimeError("told to fail")
+        self._inner.wait()
+
 
 class Calls:
     """What a test may call."""
@@ -94,6 +124,10 @@ class Calls:
     def carried(self):
         return self._transport.sent.carried
 
+    def fail_groups(self):
+        """From now on nothing that a group is asked for comes to its end."""
+        BROKEN.set()
+
     def drain(self):
         self._transport.drain()
 
@@ -154,7 +188,8 @@ def links_of(worker, device, *, sealed, carried):
 
     def make(say):
         pair = device.pair("127.0.0.1")
-        carrying = Carrying(make=pair, device=device, least_bytes=1, after=1) if carried else None
+        breakable = lambda *given: Breakable(pair(*given))  # noqa: E731
+        carrying = Carrying(make=breakable, device=device, least_bytes=1, after=1) if carried else None
         transport = LinkTransport(worker, sealed=sealed, carrying=carrying)
         say("here", os.getpid(), transport.here)
         return _Told(transport, device) if device.apart else transport

@@ -115,7 +115,8 @@ class Cuda(Queued):
 
 
 def _stream(device: torch.device) -> Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """A stream that no library is given as well: these take theirs from those without priority."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def _recorded(event: torch.cuda.Event, stream: Stream) -> Mark:

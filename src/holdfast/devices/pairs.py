@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 __all__ = ["Group", "MakeGroup", "Work", "gloo_pair"]
+
+_EVER = timedelta(days=365)
+"""Who is gone breaks the connection, and who is stopped is for others to judge."""
 
 
 class Work(Protocol):
@@ -40,6 +44,17 @@ class MakeGroup(Protocol):
     def __call__(self, store: Any, rank: int, limit_s: float) -> Group: ...  # noqa: D102
 
 
+@dataclass(frozen=True, slots=True)
+class _Patient:
+    """A work of torch, which would else be given up after as long as a group may take to be built."""
+
+    work: Any
+
+    def wait(self) -> None:
+        """See Work."""
+        self.work.wait(_EVER)
+
+
 class _Gloo:
     """Connections of the host, which break when the other end is gone."""
 
@@ -52,11 +67,11 @@ class _Gloo:
 
     def send(self, tensor: torch.Tensor) -> Work:
         """See Group."""
-        return cast(Work, self._group.send([tensor], self._other, 0))
+        return _Patient(self._group.send([tensor], self._other, 0))
 
     def recv(self, tensor: torch.Tensor) -> Work:
         """See Group."""
-        return cast(Work, self._group.recv([tensor], self._other, 0))
+        return _Patient(self._group.recv([tensor], self._other, 0))
 
     def abort(self) -> None:
         """Nothing of it is on a device."""

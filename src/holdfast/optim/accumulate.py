@@ -318,7 +318,6 @@ class Accumulator:
             for interval, part in sorted(self._parts[layer].items(), key=lambda item: item[0])
         ]
         for _, _, part in found:
-            self._filled(part)
             part.given = True
         header = _Header(
             dissent=dissent,

@@ -99,6 +99,41 @@ def test_a_carried_message_goes_as_its_header_alone_and_is_carried_when_its_turn
     assert outbox.empty
 
 
+def test_what_cannot_be_carried_is_not_announced():
+    outbox = Outbox()
+
+    def carry():
+        raise ConnectionAbortedError("the carrier is over")
+
+    outbox.put(label(Kind.VOTE), memoryview(b"vote"))
+    outbox.announce(label(Kind.PART), 3, carry)
+    with pytest.raises(ConnectionAbortedError):
+        outbox.next()
+    found = b"".join(outbox.next())
+    assert Chunk.unpack(found).label.kind is Kind.VOTE
+    assert len(found) == HEADER_BYTES + len(b"vote")
+    outbox.took(len(found))
+    with pytest.raises(ConnectionAbortedError):
+        outbox.next()
+    assert outbox.owes, "whoever drains it has not sent all"
+
+
+def test_what_is_asked_for_may_be_too_much_but_not_what_builds_a_group():
+    outbox = Outbox()
+    for place in range(100):
+        outbox.put(label(Kind.SLICE)._replace(place=place), memoryview(b"slice"))
+        outbox.put(label(Kind.CARRIER)._replace(place=place), memoryview(b"value"))
+    kinds = [message.label.kind for _, _, message in outbox._waiting]
+    assert kinds.count(Kind.CARRIER) == 100
+    assert kinds.count(Kind.SLICE) < 20
+
+
+@pytest.mark.parametrize("kind", [Kind.ENTER, Kind.VOTE, Kind.HEADER, Kind.SLICE, Kind.CARRIER])
+def test_what_has_to_be_read_on_the_link_is_not_carried(kind):
+    with pytest.raises(BadFrame, match="there is no such chunk"):
+        Chunk.unpack(Chunk(label(kind), 4, 0, 0, carried=True).pack())
+
+
 def test_what_is_dropped_before_it_is_announced_is_not_carried():
     outbox, carried = Outbox(), []
     outbox.announce(label(Kind.PART, generation=1), 3, lambda: carried.append(1))

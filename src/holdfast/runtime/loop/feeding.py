@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -113,10 +114,10 @@ class Feeding:
     def _placed(self, move: Callable[[Any], Any], key: Key, batch: Any) -> Any:
         """A batch where it is computed with, to which the next one is copied meanwhile, if it is loaded."""
         batch = self._moved.pop(key) if key in self._moved else move(batch)
-        if self._loaders is not None and (following := next(self._likely(), None)) not in (None, *self._moved):
-            loaded = self._loaders.made(following)
-            if loaded is not None:
-                self._moved[following] = move(loaded)
+        if self._loaders is not None:
+            for following in itertools.islice(self._likely(), 1):
+                if following not in self._moved and (loaded := self._loaders.made(following)) is not None:
+                    self._moved[following] = move(loaded)
         return batch
 
     def _go_to(self, step: int) -> None:

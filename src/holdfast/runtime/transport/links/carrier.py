@@ -4,7 +4,8 @@ The link stays where everything is said: the header of a carried message goes ov
 of the two, one behind the other as their headers go. So nothing needs a tag, whoever reads a header asks the group for
 the next body, also if nobody wants it any more, and both ways stay in step whatever generation begins or ends. The
 group is built in the background, over the link, and tried before it is used; what is sent meanwhile goes over the link.
-A group that fails is a link that is broken: whoever waits is told, and the next one is not built at once.
+A group that fails ends the link, too, so that both ends know; one whose link ends is over. The next one is not built at
+once, and only over a link: what is announced on one belongs to one group.
 
 Groups carry what is in the host's memory, or, as NCCL's do, what is in a device's, which the host's never sees.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Annotated
 
 import msgspec
 import torch
@@ -33,11 +35,10 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.tensors import settle_thread
 from holdfast.runtime.transport.framing import Body, bytes_of
 from holdfast.runtime.transport.links.inbox import Incoming
-from holdfast.runtime.transport.links.wire import BadFrame, Chunk, Kind, Label
+from holdfast.runtime.transport.links.wire import CARRIED, BadFrame, Chunk, Kind, Label
 
-__all__ = ["CARRIED", "Carriers", "Carrying"]
+__all__ = ["Carriers", "Carrying"]
 
-CARRIED = frozenset((Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.TOTAL))
 _AGAIN_S = (60.0, 600.0, 3600.0)
 """How long it is from one failure to the next attempt; after these there is none."""
 _BUILD_S = 30.0
@@ -80,7 +81,7 @@ class Carrying:
 class _Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What one worker tells another of a group: a value under a key; or, without a key, that it is built and tried."""
 
-    attempt: int
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     key: str = ""
     value: bytes = b""
 
@@ -94,6 +95,10 @@ class _OverLink(dist.Store):  # type: ignore[name-defined, misc]
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._over = False
+
+    def clone(self) -> _OverLink:
+        """There is one."""
+        return self
 
     def learn(self, key: str, value: bytes) -> None:
         """Takes what the other end has told."""
@@ -134,17 +139,18 @@ class _Line:
 
     Args:
         name: of the thread.
-        failed: called with the generation of what could not be done, and why; nothing is done behind that.
+        failed: told why something could not be done; nothing is done behind that.
+        broke: told what has been raised behind something that was done; nothing is done behind that.
     """
 
-    def __init__(self, name: str, failed: Callable[[int, str], None]) -> None:
-        self._failed = failed
-        self._works = queue.SimpleQueue[tuple[int, Work, Callable[[], object]] | None]()
+    def __init__(self, name: str, failed: Callable[[str], None], broke: Callable[[BaseException], None]) -> None:
+        self._failed, self._broke = failed, broke
+        self._works = queue.SimpleQueue[tuple[Work, Callable[[], object]] | None]()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def add(self, generation: int, work: Work, then: Callable[[], object]) -> None:
+    def add(self, work: Work, then: Callable[[], object]) -> None:
         """Calls ``then`` once something is done; what must stay as it is until then, it holds."""
-        self._works.put((generation, work, then))
+        self._works.put((work, then))
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -153,14 +159,22 @@ class _Line:
     def _run(self) -> None:
         settle_thread()  # sums are folded here, too
         while (each := self._works.get()) is not None:
-            generation, work, then = each
+            work, then = each
             try:
                 work.wait()
             except Exception as error:  # noqa: BLE001 - whatever torch raises, the group is of no use any more
-                self._failed(generation, " ".join(str(error).split())[:200])
+                self._failed(_short(error))
                 return
-            then()
+            try:
+                then()
+            except BaseException as error:  # noqa: BLE001 - told to the thread that would wait for us for ever
+                self._broke(error)
+                return
             del each, work, then
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 class _Pair:
@@ -173,15 +187,17 @@ class _Pair:
         group: None while it is being built.
         tried: whether it has carried something both ways.
         there: whether the other end says so, too.
-        over: whether it has failed, or the link that announces what is sent has ended.
-        leaving: how many bodies have yet to leave.
+        over: whether it has failed, or a link has ended on which it is announced what it carries.
+        newest: the newest generation of which it was to carry anything.
+        leaving: how many bodies have yet to leave, by generation.
     """
 
     def __init__(self, peer: Peer, attempt: int, store: _OverLink) -> None:
         self.peer, self.attempt, self.store = peer, attempt, store
         self.group: Group | None = None
         self.tried = self.there = self.over = False
-        self.leaving = 0
+        self.newest = 0
+        self.leaving: Counter[int] = Counter()
         self.lines: dict[str, _Line] = {}
 
     def is_with(self, peer: Peer) -> bool:
@@ -193,9 +209,11 @@ class _Pair:
         return self.tried and self.there and not self.over and self.is_with(peer)
 
     def end(self) -> None:
-        """What is under way comes to its end; nothing more is sent."""
+        """What is under way comes to its end; nothing more is sent or received."""
         self.over = True
         self.store.give_up()
+        for line in self.lines.values():
+            line.end()
 
 
 @dataclass(slots=True)
@@ -216,16 +234,17 @@ class _Tries:
 
 
 class Carriers:
-    """The groups of one worker; any thread may use it.
+    """The groups of one worker; any thread may use it, with locks held. With its own held nobody is called.
 
     Args:
         worker: who we are.
         carrying: how bodies are carried.
         current: returns who a worker is now.
         say: sends to another worker over its link, and never waits.
-        lost: told that the group with a process has failed, why, and in which generation.
+        lost: told that the group with a process has failed, why, and which generation is lost with it.
         left: told whenever a body has left.
         add: takes a message that has come whole, as the inbox does.
+        broke: told what has been raised where nobody else would see it.
         memory: of what comes to the host's.
     """
 
@@ -238,11 +257,12 @@ class Carriers:
         lost: Callable[[Peer, str, int], None],
         left: Callable[[], None],
         add: Callable[[Incoming, Chunk], None],
+        broke: Callable[[BaseException], None],
         memory: Memory,
     ) -> None:
         self._worker, self._carrying, self._current = worker, carrying, current
-        self._say, self._lost, self._left, self._add, self._memory = say, lost, left, add, memory
-        self._device = carrying.device
+        self._say, self._lost, self._left, self._add, self._broke = say, lost, left, add, broke
+        self._device, self._memory = carrying.device, memory
         # Under the lock, which is not held while a group is built or anything is said.
         self._lock = threading.Lock()
         self._pairs: dict[WorkerId, _Pair] = {}
@@ -299,45 +319,61 @@ class Carriers:
             return bytes_of(body.cpu()).data
 
     def _send(self, pair: _Pair, generation: int, body: torch.Tensor) -> None:
-        """Sends the next body; its header goes over the link now."""
-        assert pair.group is not None, "it is tried"
+        """Sends the next body; its header goes over the link now.
+
+        Raises:
+            ConnectionError: the group is over meanwhile: so is the link.
+        """
         with self._lock:
+            if pair.over:
+                raise ConnectionAbortedError("the carrier is over")
+            pair.newest = max(pair.newest, generation)
+            pair.leaving[generation] += 1
             self.carried[pair.peer.worker] += len(body)
-            pair.leaving += 1
+        work = self._begun(pair, lambda group: group.send(body))
+        pair.lines["out"].add(work, partial(self._has_left, pair, generation, body))
+
+    def _begun(self, pair: _Pair, call: Callable[[Group], Work]) -> Work:
+        """What a group has begun; whatever torch raises is told by the thread that waits."""
+        assert pair.group is not None, "it is tried"
         try:
             with self._device.beside():
-                work = pair.group.send(body)
-        except Exception as error:  # noqa: BLE001 - whatever torch raises; told by the thread that waits
-            work = _Refused(error)
-        pair.lines["out"].add(generation, work, partial(self._has_left, pair, body))
+                return call(pair.group)
+        except Exception as error:  # noqa: BLE001
+            return _Refused(error)
 
-    def _has_left(self, pair: _Pair, _: torch.Tensor) -> None:
+    def _has_left(self, pair: _Pair, generation: int, _: torch.Tensor) -> None:
         with self._lock:
-            pair.leaving -= 1
+            pair.leaving[generation] -= 1
+            pair.leaving += Counter()  # forgets those that are done
         self._left()
 
-    def busy(self, worker: WorkerId) -> bool:
-        """Whether a body has yet to leave to a worker."""
+    def busy(self, worker: WorkerId, generation: int) -> bool:
+        """Whether a body of a generation has yet to leave to a worker, or was lost."""
         with self._lock:
             pair = self._pairs.get(worker)
-            return pair is not None and not pair.over and pair.leaving > 0
+            return pair is not None and pair.leaving[generation] > 0
 
     def forget(self, peer: Peer) -> None:
-        """A link with a process has ended, and with it what was announced on it: nothing more is sent by its group."""
+        """A link with a process has ended, and with it what was announced on it: its group is over."""
         with self._lock:
             pair = self._pairs.get(peer.worker)
-        if pair is not None and pair.is_with(peer):
-            pair.end()
-            self._abort(pair)
+            if pair is not None and pair.is_with(peer):
+                self._end(pair)
+
+    def _end(self, pair: _Pair) -> bool:
+        """Ends a group, under the lock, and what waits on the device; returns whether it was over before."""
+        before = pair.over
+        pair.end()
+        if not before and pair.group is not None and self._device.apart:  # in a thread of its own: it may take its time
+            threading.Thread(target=pair.group.abort, name="carrier abort", daemon=True).start()
+        return before
 
     def close(self) -> None:
         """Ends all threads that wait for something that comes no more."""
         with self._lock:
-            pairs = list(self._pairs.values())
-        for pair in pairs:
-            pair.end()
-            for line in pair.lines.values():
-                line.end()
+            for pair in self._pairs.values():
+                self._end(pair)
 
     # What the links' thread does
 
@@ -363,10 +399,10 @@ class Carriers:
             told = msgspec.msgpack.decode(data, type=_Told)
         except msgspec.DecodeError as error:
             raise BadFrame(f"of a group: {error}") from None
+        if (peer := self._current(source)) is None:
+            return
         with self._lock:
-            pair, peer = self._pairs.get(source), self._current(source)
-            if peer is None:
-                return
+            pair = self._pairs.get(source)
             if pair is None or not pair.is_with(peer) or pair.attempt < told.attempt:
                 if not told.key or source > self._worker:
                     return
@@ -381,19 +417,18 @@ class Carriers:
         """The header of a carried message has come: its body is the next that the group brings.
 
         Raises:
-            BadFrame: there is no group, or the message is too long.
+            BadFrame: there is no group, or it is over, or the message is too long.
         """
         with self._lock:
             pair = self._pairs.get(peer.worker)
-        if pair is None or pair.group is None or not pair.is_with(peer) or chunk.total > _LONGEST:
-            raise BadFrame(f"{chunk.label} of {chunk.total} bytes is to be carried, by no group that is known here")
+            known = pair is not None and pair.tried and not pair.over and pair.is_with(peer)
+            if pair is None or not known or chunk.total > _LONGEST:
+                raise BadFrame(f"{chunk.label} of {chunk.total} bytes is to be carried, by no group that is known here")
+            pair.newest = max(pair.newest, chunk.label.generation)
         place = None if incoming is None or self._device.apart else incoming.data
-        if place is None:
-            place = self._room(chunk.total)
-        with self._device.beside():
-            work = pair.group.recv(place)
-        then = partial(self._came, place, incoming, chunk._replace(size=chunk.total))
-        pair.lines["in"].add(chunk.label.generation, work, then)
+        where = self._room(chunk.total) if place is None else place
+        work = self._begun(pair, lambda group: group.recv(where))
+        pair.lines["in"].add(work, partial(self._came, where, incoming, chunk._replace(size=chunk.total)))
 
     def _room(self, size: int) -> torch.Tensor:
         if not self._device.apart:
@@ -420,6 +455,8 @@ class Carriers:
 
     def _begin(self, peer: Peer, attempt: int) -> _Pair:
         """Builds a group in a thread of its own, under the lock."""
+        if (last := self._pairs.get(peer.worker)) is not None:
+            self._end(last)
         self._tries_with(peer).begun = attempt
         rank = int(peer.worker < self._worker)
         tell = partial(self._tell, peer.worker, attempt)
@@ -436,7 +473,9 @@ class Carriers:
             return
         failed = partial(self._fail, pair)
         with self._lock:
-            pair.lines = {way: _Line(f"carrier {way}", failed) for way in ("in", "out")}
+            if pair.over:
+                return
+            pair.lines = {way: _Line(f"carrier {way}", failed, self._broke) for way in ("in", "out")}
             pair.tried = True
         self._tell(pair.peer.worker, pair.attempt, "", b"")
 
@@ -455,21 +494,17 @@ class Carriers:
         body = msgspec.msgpack.encode(_Told(attempt, key, value))
         self._say(worker, Label(_EVER, 0, Kind.CARRIER, place=attempt), memoryview(body))
 
-    def _fail(self, pair: _Pair, generation: int, reason: str) -> None:
-        before, pair.over = pair.over, True
-        self._abort(pair)
-        self._put_off(pair)
-        if not before:
-            self._lost(pair.peer, f"its carrier has failed: {reason}", generation)
+    def _fail(self, pair: _Pair, reason: str) -> None:
+        """What was under way is lost, with all that was to follow; unless the link has ended before, as was told."""
+        if not self._put_off(pair):
+            self._lost(pair.peer, f"its carrier has failed: {reason}", pair.newest)
 
-    def _put_off(self, pair: _Pair) -> None:
+    def _put_off(self, pair: _Pair) -> bool:
+        """Ends a group, and begins no other for a while; returns whether it was over before."""
         with self._lock:
-            pair.over = True
+            if self._end(pair):
+                return True
             tries = self._tries_with(pair.peer)
             tries.not_before = time.monotonic() + _AGAIN_S[min(tries.failed, len(_AGAIN_S) - 1)]
             tries.failed += 1
-
-    def _abort(self, pair: _Pair) -> None:
-        """Ends what waits on the device for who is gone, in a thread of its own: that may take its time."""
-        if pair.group is not None and self._device.apart:
-            threading.Thread(target=pair.group.abort, name="carrier abort", daemon=True).start()
+            return False

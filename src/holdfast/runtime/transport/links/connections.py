@@ -80,7 +80,15 @@ class ConnectionManager:
             from holdfast.runtime.transport.links.carrier import Carriers
 
             self._carriers = Carriers(
-                worker, carrying, self._peers.of, self.send, self._lose, self._all_left, inbox.add, inbox.memory
+                worker,
+                carrying,
+                current=self._peers.of,
+                say=self.send,
+                lost=self._carrier_lost,
+                left=self._all_left,
+                add=inbox.add,
+                broke=inbox.fail,
+                memory=inbox.memory,
             )
         self._loop = EventLoop()
         self._dialer = Dialer(self._loop, worker, nonce, draw)
@@ -122,13 +130,16 @@ class ConnectionManager:
         for sender in self._all_senders():
             sender.drop(generation)
 
-    def busy(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
-        """To whom something is still to be sent; from now on, whoever waits in the inbox is woken when that changes."""
-        self._asked_busy = True
-        return [worker for worker in workers if self._is_busy(worker)]
+    def busy(self, workers: Iterable[WorkerId], generation: int) -> list[WorkerId]:
+        """To whom something of a generation, the last one, is still to be sent.
 
-    def _is_busy(self, worker: WorkerId) -> bool:
-        if self._carriers is not None and self._carriers.busy(worker):
+        From now on, whoever waits in the inbox is woken when that changes.
+        """
+        self._asked_busy = True
+        return [worker for worker in workers if self._is_busy(worker, generation)]
+
+    def _is_busy(self, worker: WorkerId, generation: int) -> bool:
+        if self._carriers is not None and self._carriers.busy(worker, generation):
             return True
         return worker in self._senders and self._senders[worker].busy
 
@@ -182,7 +193,20 @@ class ConnectionManager:
         self._peers.if_current(peer, partial(self._inbox.lose, peer.worker, reason, since))
         self._peers.if_current(peer, partial(self.slices.lose, peer.worker, reason))
 
+    def _carrier_lost(self, peer: Peer, reason: str, since: int) -> None:
+        """What carried between us and a process has failed: so the links with it end, by which it hears of that."""
+        self._lose(peer, reason, since)
+        self._loop.do(partial(self._break_off, peer, reason))
+
     # In the loop's thread
+
+    def _break_off(self, peer: Peer, reason: str) -> None:
+        reader, sender = self._readers.get(peer.worker), self._senders.get(peer.worker)
+        if reader is not None and reader.peer.here.nonce == peer.here.nonce:
+            reader.close()
+            self._ended(reader, reason)
+        if sender is not None:
+            sender.break_off(peer, reason)
 
     def _run(self) -> None:
         settle_thread()  # sums are folded here, while the worker computes
@@ -203,7 +227,7 @@ class ConnectionManager:
         for worker, reader in list(self._readers.items()):
             if not self._peers.is_current(reader.peer):
                 del self._readers[worker]
-                reader.close()
+                self._forget(reader)
         for sender in self._all_senders():
             sender.look_again()
 
@@ -216,7 +240,7 @@ class ConnectionManager:
     def _take_up(self, connection: Receiving, peer: Peer) -> None:
         """Somebody who has proved to be a worker sends to us from now on."""
         if before := self._readers.pop(peer.worker, None):
-            before.close()
+            self._forget(before)
         self._readers[peer.worker] = Reader(
             connection,
             peer,
@@ -227,6 +251,12 @@ class ConnectionManager:
             scratch=self._scratch,
             ended=self._ended,
         )
+
+    def _forget(self, reader: Reader) -> None:
+        """Closes a link in whose place another one comes; what was announced on it may have been lost."""
+        reader.close()
+        if self._carriers is not None:
+            self._carriers.forget(reader.peer)
 
     def _ended(self, reader: Reader, reason: str) -> None:
         del self._readers[reader.peer.worker]

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, URGENCY, Chunk, Label, after
+from holdfast.runtime.transport.links.wire import BACKGROUND, CHUNK_BYTES, URGENCY, Chunk, Kind, Label, after
 
 __all__ = ["Outbox"]
 
@@ -56,13 +56,17 @@ class Outbox:
     def put(self, label: Label, body: memoryview, *, lent: bool = False) -> None:
         """Adds a message; nobody changes its bytes any more, or, if they are ``lent``, not before ``give_back``.
 
-        One of the background that is too many is forgotten.
+        One of the background that is too many is forgotten, unless nobody would ask for it again.
         """
-        if label.kind not in BACKGROUND or self._in_background() < _MOST_BACKGROUND:
+        asked = label.kind in BACKGROUND and label.kind is not Kind.CARRIER
+        if not asked or self._in_background() < _MOST_BACKGROUND:
             self._add(_Message(label, body, lent))
 
     def announce(self, label: Label, total: int, carry: Callable[[], None]) -> None:
-        """Adds a message whose header alone goes here: ``carry`` is called with that, and carries its body."""
+        """Adds a message whose header alone goes here: ``carry`` is called with that, and carries its body.
+
+        It raises ConnectionError if it cannot, and the connection is of no use.
+        """
         self._add(_Message(label, _NOTHING, total=total, carry=carry))
 
     def _add(self, message: _Message) -> None:
@@ -106,11 +110,11 @@ class Outbox:
         return size
 
     def _begin_carried(self, message: _Message, carry: Callable[[], None]) -> int:
+        carry()  # before anybody hears of it, as it may not be possible
         header = Chunk(message.label, message.total, 0, 0, self._number, carried=True).pack()
         self._number, self._owed = after(self._number), True
         self._rest.append(memoryview(header))
         heapq.heappop(self._waiting)
-        carry()
         return len(header)
 
     def took(self, size: int) -> None:

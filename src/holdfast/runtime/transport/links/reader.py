@@ -147,7 +147,7 @@ class Reader:
     def _carry(self, chunk: Chunk, incoming: Incoming | None) -> None:
         """Its body comes by another way."""
         self._chunk = self._incoming = None
-        if self._carriers is None or chunk.label.kind in BACKGROUND:
+        if self._carriers is None:
             raise BadFrame(f"{chunk.label} is to be carried, and nothing is carried here")
         self._carriers.receive(self.peer, chunk, incoming)
 

@@ -142,6 +142,7 @@ class Sender:
         with self._lock:
             if self._peer is None or self._peers.is_current(self._peer):
                 return
+            self._forget(self._peer)
             before, self._connection, self._peer = self._connection, None, None
             self._outbox, self._blocked, self._said_again = Outbox(), False, False
             if self._enter is not None and self._enter.generation > self._over:
@@ -151,6 +152,11 @@ class Sender:
                 self._entered, self._enter = 0, None
         if before is not None:
             self._loop.do(partial(self._loop.hang_up, before))
+
+    def _forget(self, peer: Peer) -> None:
+        """What is announced on the next connection is not of the group of the last one."""
+        if self._carriers is not None:
+            self._carriers.forget(peer)
 
     def _go_on(self) -> None:
         """Sends what can be sent, under the lock."""
@@ -185,6 +191,14 @@ class Sender:
         with self._lock:
             if not self._outbox.empty:
                 self._go_on()
+
+    def break_off(self, peer: Peer, reason: str) -> None:
+        """Ends the connection with a process, if there is one."""
+        with self._lock:
+            known = self._peer is not None and self._peer.here.nonce == peer.here.nonce
+            connection = self._connection if known else None
+        if connection is not None:
+            self._hang_up(connection, reason)
 
     def look(self, silent_s: float) -> None:
         """Tells of a host that is silent, whose connection is ended; to be called each ``look_s(silent_s)``.
@@ -282,6 +296,8 @@ class Sender:
             if self._connection is not connection:
                 return
             peer, entered, enter = self._peer, self._entered, None if self._said_again else self._enter
+            if peer is not None:
+                self._forget(peer)
             self._dropped = self._dropped or (enter is None and self._outbox.owes)
             self._connection, self._blocked, self._outbox = None, False, Outbox()
             if enter is not None and enter.generation > self._over:

@@ -138,7 +138,7 @@ class LinkTransport:
 
     def drain(self) -> None:
         """See Transport.drain."""
-        self._inbox.wait(self._generation, partial(self._connections.busy, sorted(self._peers)))
+        self._inbox.wait(self._generation, partial(self._connections.busy, sorted(self._peers), self._generation))
 
     @property
     def sent(self) -> Sent:

@@ -14,6 +14,7 @@ from holdfast.runtime.transport.port import MessageKey, SumKey
 
 __all__ = [
     "BACKGROUND",
+    "CARRIED",
     "CHUNK_BYTES",
     "HEADER_BYTES",
     "MESSAGES",
@@ -94,6 +95,8 @@ _EQUALS = {
 }
 URGENCY = {kind: _EQUALS.get(kind, kind) for kind in Kind}
 """Of two messages that wait, the one with the smaller number goes first; with equal ones, the one that came first."""
+CARRIED = frozenset((Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.TOTAL))
+"""Of what the body may come by another way."""
 BACKGROUND = frozenset((Kind.ASK, Kind.SLICE, Kind.CARRIER))
 """What belongs to no step, and goes when nothing else does; its generation says only when to drop it."""
 
@@ -157,7 +160,8 @@ class Chunk(NamedTuple):
         generation, step, code, carried, microbatch, place, total, begin, size, number = parts
         kind = _KNOWN.get(code)
         wanted = 0 if carried else min(CHUNK_BYTES, total - begin)
-        if kind is None or not begin <= total <= _EVERYTHING or size != wanted or (carried and begin):
+        alone = not carried or (kind in CARRIED and not begin)
+        if kind is None or not begin <= total <= _EVERYTHING or size != wanted or not alone:
             raise BadFrame(f"kind {code}, {size} bytes from {begin} on of {total}: there is no such chunk")
         return cls(Label(generation, step, kind, microbatch, place), total, begin, size, number, carried)
 
