@@ -33,6 +33,7 @@ __all__ = [
     "Optimizer",
     "PipelineLayout",
     "PythonData",
+    "HuggingFaceModel",
     "PythonModel",
     "Resilience",
     "ResnetModel",
@@ -181,6 +182,23 @@ class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
     checkpoint_activations: Checkpointed = False
 
 
+class HuggingFaceModel(_Section, tag="huggingface", frozen=True, kw_only=True):
+    """A causal language model of Hugging Face's transformers, cut at its blocks (docs/hugging_face.md).
+
+    Attributes:
+        config: a folder with a ``config.json``; or what stands in one.
+        weights: a folder with safetensors to begin with; null: weights are drawn from the job's seed.
+        attention: how attention is computed: ``sdpa`` or ``eager``.
+        checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
+            (``true``) or some (``[1, 2]``); same bits.
+    """
+
+    config: str | dict[str, Any]
+    weights: str | None = None
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    checkpoint_activations: Checkpointed = False
+
+
 class ScriptModel(_Section, tag="script", frozen=True, kw_only=True):
     """Whatever a script gives to ``holdfast.session().prepare``; ``holdfast run`` makes it.
 
@@ -249,7 +267,17 @@ class ScriptData(_Section, tag="script", frozen=True, kw_only=True):
     """Whatever the script of the model gives to ``holdfast.session().steps``."""
 
 
-ModelSettings = GptModel | BertModel | ConvnetModel | VitModel | ResnetModel | Nt3Model | PythonModel | ScriptModel
+ModelSettings = (
+    GptModel
+    | BertModel
+    | ConvnetModel
+    | VitModel
+    | ResnetModel
+    | Nt3Model
+    | HuggingFaceModel
+    | PythonModel
+    | ScriptModel
+)
 Data = TextData | DigitsData | TinyImageNetData | BreastCancerData | Nt3Data | PythonData | ScriptData
 
 

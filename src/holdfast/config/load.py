@@ -25,6 +25,7 @@ from holdfast.config.job import (
     ConvnetModel,
     GptModel,
     Grid,
+    HuggingFaceModel,
     Job,
     Logging,
     Nt3Model,
@@ -646,5 +647,5 @@ def num_layers(job: Job) -> int | None:
             return 19 if depth == 50 else 6
         case Nt3Model():
             return 5
-        case PythonModel() | ScriptModel():
+        case HuggingFaceModel() | PythonModel() | ScriptModel():
             return None

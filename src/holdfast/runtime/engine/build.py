@@ -23,6 +23,7 @@ from holdfast.config.job import (
     Data,
     DigitsData,
     GptModel,
+    HuggingFaceModel,
     Job,
     Nt3Data,
     Nt3Model,
@@ -146,6 +147,10 @@ def build_model(job: Job) -> Model:
         case PythonModel(target=target, loss=loss, arguments=arguments):
             modules = _layers_of(call_target(target, "model.target", arguments), target)
             return Model.build(modules, _default_loss if loss is None else _loss_of(loss))
+        case HuggingFaceModel():
+            from holdfast.runtime.engine.slots.hugging_face import causal_layers
+
+            return Model.build(causal_layers(job.model), gpt.loss)
         case ScriptModel(path=path):
             raise ConfigError(f"model.kind: script: only {path} itself has this model, whose loop is run as it is")
 

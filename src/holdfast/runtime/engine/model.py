@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -21,6 +21,7 @@ __all__ = [
     "Loss",
     "Model",
     "Tie",
+    "WithContext",
     "check_loss",
     "check_output",
     "find_ties",
@@ -85,6 +86,14 @@ class Model:
             raise ConfigError("no parameter of any layer has requires_grad, expected at least one that is trained")
         ties = find_ties(layers)
         return cls(layers=untie(layers, ties), loss=loss, ties=ties)
+
+
+class WithContext(nn.Module):
+    """A layer that is given, beside what the one before returned, what the samples of the micro-batch say."""
+
+    def context(self, inputs: Tensor) -> Any:
+        """Returns what is the second argument of ``forward``, given the samples' inputs; draws nothing."""
+        raise NotImplementedError
 
 
 def name_of(index: int, layer: nn.Module) -> str:

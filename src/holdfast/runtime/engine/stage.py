@@ -24,7 +24,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal, Self, TypeAlias
 
@@ -45,7 +45,7 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.protocol.auditing import Digests
 from holdfast.runtime.engine.auditing import SampleInputs, SampleWatch, sample_bytes
-from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
+from holdfast.runtime.engine.model import Loss, Tie, WithContext, check_loss, check_output
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, check_untied, own
@@ -84,12 +84,14 @@ class _Cell:
         input: what the layer was given.
         output: what it returned, with the graph; without it if it is to be run again.
         record: what travels with its gradients.
+        context: what the layer was given beside its input; None of one that is given nothing.
         again: the seed of a forward pass that is run again for its backward pass; None if the graph was kept.
     """
 
     input: Tensor
     output: Tensor
     record: Tensor | None
+    context: object | None = None
     again: int | None = None
 
 
@@ -265,9 +267,10 @@ class Stage(SummedStage):
         for index in layers.indices:
             owned = self._owned[index]
             source = _cut(current, wants_gradient=index > 0)
+            beside = self._beside(owned, step, microbatch)
             seed = self._seed_of(step, microbatch, index)
             with working(WorkPhase.FORWARD, layer=index, microbatch=microbatch):
-                cell = self._run_layer(index, owned, source, seed)
+                cell = self._run_layer(index, owned, source, seed, beside)
             cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
             current = cell.output
         context = _Context(layers, cells)
@@ -375,18 +378,24 @@ class Stage(SummedStage):
             self._loaded = (step, microbatch, (self._on.brought(inputs), self._on.brought(targets)))
         return self._loaded[2]
 
-    def _run_layer(self, index: int, owned: Owned, source: Tensor, seed: int) -> _Cell:
+    def _beside(self, owned: Owned, step: int, microbatch: int) -> object | None:
+        """Returns what a layer is given beside its input; before it is seeded: loading may draw random numbers."""
+        module = owned.module
+        return module.context(self._samples(step, microbatch)[0]) if isinstance(module, WithContext) else None
+
+    def _run_layer(self, index: int, owned: Owned, source: Tensor, seed: int, beside: object | None) -> _Cell:
         self._on.seed(seed)
+        given = (source,) if beside is None else (source, beside)
         marks = [_mark(place.tensor) for place in self._known[index].watched]
         if owned.stats.width:
             with owned.stats.apart():
-                output = owned.module(source)
+                output = owned.module(*given)
                 record: Tensor | None = owned.stats.taken()
         else:
-            output, record = owned.module(source), None
+            output, record = owned.module(*given), None
         if marks:
             _check_watched(index, owned.module, self._known[index], marks)
-        return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record)
+        return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record, beside)
 
     def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
         last = context.cells[-1]
@@ -419,7 +428,8 @@ class Stage(SummedStage):
             owned = self._owned[index]
             with working(WorkPhase.BACKWARD, layer=index, microbatch=microbatch):
                 if cell.again is not None:
-                    cell = _Cell(cell.input, self._run_layer(index, owned, cell.input, cell.again).output, cell.record)
+                    output = self._run_layer(index, owned, cell.input, cell.again, cell.context).output
+                    cell = replace(cell, output=output, again=None)
                 with owned.stats.apart() if owned.stats.width else nullcontext():
                     if kind is OpKind.B:
                         found, weights = self._fused(owned, cell, _canonical(gradient))
@@ -520,8 +530,9 @@ class Stage(SummedStage):
         self._loaded = None
         source = self._samples(step, microbatch)[0] if given.input is None else given.input
         with working(WorkPhase.FORWARD, layer=layer, microbatch=microbatch):
+            beside = self._beside(owned, step, microbatch)
             seed = self._seed_of(step, microbatch, layer)
-            cell = self._run_layer(layer, owned, _cut(source, wants_gradient=layer > 0), seed)
+            cell = self._run_layer(layer, owned, _cut(source, wants_gradient=layer > 0), seed, beside)
         context = _Context(LayerRange(layer, layer + 1), [cell])
         if watch.last:
             self._run_loss(context, step, microbatch)
@@ -592,7 +603,7 @@ def _without_graph(index: int, cell: _Cell, seed: int) -> _Cell:
     """Returns a cell that keeps only what is needed to run the layer again."""
     if cell.input._version:
         raise ConfigError(f"layer {index} changes its input in place; leave it out of model.checkpoint_activations")
-    return _Cell(cell.input, cell.output.detach(), cell.record, again=seed)
+    return replace(cell, output=cell.output.detach(), again=seed)
 
 
 def _identical(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:

@@ -1,0 +1,167 @@
+"""A module whose blocks are slots: its own forward pass can be run up to them, from them on, or around them.
+
+Whatever the module does before its blocks and behind them, it does itself: nothing of it is known here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Call", "Frame", "Given", "Halt", "Way", "generators", "generators_kept"]
+
+Call: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""Runs a module on the inputs of a micro-batch; returns its output."""
+
+
+class Halt(Exception):
+    """Ends a forward pass: what it was run for is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The arguments of a block."""
+
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How blocks are given the hidden state, and return it.
+
+    Attributes:
+        place: which argument it is: its number, or its name.
+        in_tuple: whether it is returned as the first of a tuple.
+    """
+
+    place: int | str
+    in_tuple: bool
+
+    def taken(self, given: Given) -> Tensor:
+        """Returns the hidden state among the arguments of a block."""
+        found: Tensor = given.positional[self.place] if isinstance(self.place, int) else given.named[self.place]
+        return found
+
+    def put(self, value: Tensor | None, given: Given) -> Given:
+        """Returns the arguments with another hidden state."""
+        if isinstance(self.place, str):
+            return Given(given.positional, {**given.named, self.place: value})
+        before, behind = given.positional[: self.place], given.positional[self.place + 1 :]
+        return Given((*before, value, *behind), given.named)
+
+    def returned(self, value: Tensor) -> Any:
+        """Returns a hidden state as a block does."""
+        return (value,) if self.in_tuple else value
+
+    def found(self, returned: Any) -> Tensor:
+        """Returns the hidden state in what a block has returned."""
+        value: Tensor = returned[0] if self.in_tuple else returned
+        return value
+
+
+class _Slot(nn.Module):
+    """In the place of a block, whose attributes it has: modules ask their blocks for some."""
+
+    frame: Frame
+    number: int
+
+    def __init__(self, frame: Frame, number: int, like: nn.Module) -> None:
+        super().__init__()
+        self.__dict__.update(frame=frame, number=number, like=like)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["like"], name)
+
+    def forward(self, *positional: Any, **named: Any) -> Any:
+        """Does what the frame is run for."""
+        return self.frame.reached(self.number, Given(positional, named))
+
+
+class Frame:
+    """A copy of a module with slots for its blocks.
+
+    Attributes:
+        module: the copy.
+        count: how many blocks there are.
+        reached: called by the slots, with their number and what a block would be given, in a pass that runs.
+
+    Args:
+        whole: the module, which stays as it is; parameters that are kept are its own.
+        path: of the list of its blocks.
+        kept: by identity, parameters that the copy has, too; others are zeros that take no memory, and no parameters.
+    """
+
+    def __init__(self, whole: nn.Module, path: str, kept: Collection[int]) -> None:
+        blocks = whole.get_submodule(path)
+        assert isinstance(blocks, nn.ModuleList), "it is the list of the blocks"
+        self.count = len(blocks)
+        self.reached: Callable[[int, Given], Any] = _never
+        memo: dict[int, Any] = {}
+        for parameter in whole.parameters():
+            stays = id(parameter) in kept
+            memo[id(parameter)] = parameter if stays else _zeros(parameter.detach(), parameter.shape)
+        slots = [_Slot(self, number, copy.deepcopy(block, memo)) for number, block in enumerate(blocks)]
+        memo[id(blocks)] = nn.ModuleList(slots)
+        self.module = copy.deepcopy(whole, memo)
+        self._zeros: list[tuple[nn.Module, str, torch.Size]] = []
+        for module in (*self.module.modules(), *(each for slot in slots for each in slot.like.modules())):
+            for name, value in list(module._parameters.items()):
+                if value is not None and not isinstance(value, nn.Parameter):
+                    del module._parameters[name]
+                    module.__dict__[name] = value
+                    self._zeros.append((module, name, value.shape))
+
+    def move(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Has zeros be where, and of the type, that ``change`` makes of a tensor; see ``nn.Module._apply``."""
+        for module, name, shape in self._zeros:
+            module.__dict__[name] = _zeros(change(_zeros(module.__dict__[name], torch.Size())), shape)
+
+    def run(self, call: Call, inputs: Tensor, reached: Callable[[int, Given], Any]) -> Tensor | None:
+        """Runs the module on a micro-batch; returns its output, or None if a slot has halted it."""
+        self.reached = reached
+        try:
+            with suppress(Halt):
+                return call(self.module, inputs)
+            return None
+        finally:
+            self.reached = _never
+
+
+def _never(number: int, given: Given) -> Any:
+    raise AssertionError("a frame is run by `run` only")
+
+
+def _zeros(like: Tensor, shape: torch.Size) -> Tensor:
+    """Zeros that take the memory of one."""
+    return like.new_zeros(()).expand(shape)
+
+
+def generators(device: torch.device) -> Callable[[], None]:
+    """Returns what has generators give again what they would give now: the host's, and a device's own."""
+    host = torch.get_rng_state()
+    other = None if device.type == "cpu" else torch.get_device_module(device)
+    state = None if other is None else other.get_rng_state(device)
+
+    def put_back() -> None:
+        torch.set_rng_state(host)
+        if other is not None:
+            other.set_rng_state(state, device)
+
+    return put_back
+
+
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Behind it, generators give what they would have given without."""
+    put_back = generators(device)
+    try:
+        yield
+    finally:
+        put_back()

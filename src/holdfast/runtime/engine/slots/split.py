@@ -1,0 +1,188 @@
+"""From a module to the layers of a pipeline: what comes before its blocks, each block, and what comes behind them.
+
+Which parameters belong to which layer, no name says: one pass does, and what gradients reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.runtime.engine.model import WithContext
+from holdfast.runtime.engine.slots.blocks import find_blocks
+from holdfast.runtime.engine.slots.frames import Call, Frame, Given, Halt, Way, generators, generators_kept
+
+__all__ = ["split"]
+
+
+def split(whole: nn.Module, call: Call, inputs: Tensor, count: int | None = None) -> tuple[nn.Module, ...]:
+    """Returns a module's layers, whose parameters have its own names, and are its own.
+
+    Args:
+        whole: the module, which is not changed.
+        call: runs it.
+        inputs: of some micro-batch.
+        count: how many blocks it has; None: as many as are in the longest list.
+
+    Raises:
+        ConfigError: it has no list of blocks, or something else happens between them; says what.
+    """
+    path, way = find_blocks(whole, call, inputs, count)
+    within = {id(parameter) for parameter in whole.get_submodule(path).parameters()}
+    others = [parameter for parameter in whole.parameters() if id(parameter) not in within]
+    every = {id(parameter) for parameter in others}
+    probe = Frame(whole, path, every)
+    with generators_kept(inputs.device), torch.enable_grad(), _all_trained(others):
+        hidden = _Front(probe, way, call)(inputs)
+        before = _reached(hidden, others)
+        behind = _reached(_Head(probe, way, call)(hidden.detach().requires_grad_(), inputs), others)
+    recorder = _Recorder(Frame(whole, path, ()), way, call)
+    blocks = enumerate(whole.get_submodule(path).children())
+    return (
+        _Front(Frame(whole, path, before | (every - behind)), way, call),
+        *(_Block(f"{path}.{number}", block, way, recorder, number) for number, block in blocks),
+        _Head(Frame(whole, path, behind), way, call),
+    )
+
+
+def _reached(value: Tensor, parameters: Collection[nn.Parameter]) -> set[int]:
+    """By identity, the parameters on which a value depends."""
+    found = torch.autograd.grad(value.float().sum(), [*parameters], allow_unused=True)
+    return {id(parameter) for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None}
+
+
+@contextmanager
+def _all_trained(parameters: Collection[nn.Parameter]) -> Iterator[None]:
+    """Within it, gradients reach those that are not trained, too."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_()
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+class _Recorder:
+    """What blocks are given beside the hidden state, as the module around them says, of which no parameter is there."""
+
+    def __init__(self, frame: Frame, way: Way, call: Call) -> None:
+        self._frame, self._way, self._call = frame, way, call
+        self._last: tuple[Tensor, list[Given]] | None = None
+
+    def given(self, inputs: Tensor, number: int) -> Given:
+        """Returns that of a block, of a micro-batch; all blocks of one are asked for together."""
+        if self._last is None or self._last[0] is not inputs:
+            self._last = inputs, self._record(inputs)
+        return self._last[1][number]
+
+    def _record(self, inputs: Tensor) -> list[Given]:
+        found: list[Given] = []
+
+        def note(number: int, given: Given) -> Any:
+            found.append(self._way.put(None, given))
+            if number == self._frame.count - 1:
+                raise Halt
+            return self._way.returned(self._way.taken(given))
+
+        self._frame.move(lambda zero: zero.to(inputs.device))
+        with torch.no_grad(), generators_kept(inputs.device):
+            self._frame.run(self._call, inputs, note)
+        return found
+
+
+class _Block(WithContext):
+    """One block, under the name that it has in the module."""
+
+    block: nn.Module
+    way: Way
+    recorder: _Recorder
+    number: int
+
+    def __init__(self, path: str, block: nn.Module, way: Way, recorder: _Recorder, number: int) -> None:
+        super().__init__()
+        *above, last = path.split(".")
+        at: nn.Module = self
+        for name in above:
+            at.add_module(name, nn.Module())
+            at = at.get_submodule(name)
+        at.add_module(last, block)
+        self.__dict__.update(block=block, way=way, recorder=recorder, number=number)
+
+    def context(self, inputs: Tensor) -> Given:
+        """See WithContext."""
+        return self.recorder.given(inputs, self.number)
+
+    def forward(self, value: Tensor, context: Given | None = None) -> Tensor:
+        """Returns the next hidden state."""
+        assert context is not None, "whoever runs it has asked for it"
+        given = self.way.put(value, context)
+        return self.way.found(self.block(*given.positional, **given.named))
+
+
+class _Around(nn.Module):
+    """A layer that is a frame: its parts are the frame's."""
+
+    frame: Frame
+    way: Way
+    call: Call
+
+    def __init__(self, frame: Frame, way: Way, call: Call) -> None:
+        super().__init__()
+        module = frame.module
+        self.__dict__.update(frame=frame, way=way, call=call)
+        self.__dict__.update(_modules=module._modules, _parameters=module._parameters, _buffers=module._buffers)
+        self.__dict__["_non_persistent_buffers_set"] = module._non_persistent_buffers_set
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frame.move(fn)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the frame's mode, too."""
+        super().train(mode)
+        self.frame.module.train(mode)
+        return self
+
+
+class _Front(_Around):
+    """What comes before the blocks."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns what the first block would be given."""
+        found: list[Tensor] = []
+
+        def stop(_: int, given: Given) -> Any:
+            found.append(self.way.taken(given))
+            raise Halt
+
+        self.frame.run(self.call, inputs, stop)
+        return found[0]
+
+
+class _Head(_Around, WithContext):
+    """What comes behind the blocks. What comes before them runs, too, for nothing, and nothing is drawn for it."""
+
+    def context(self, inputs: Tensor) -> Tensor:
+        """See WithContext."""
+        return inputs
+
+    def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
+        """Returns the module's output, given what the last block returned."""
+        assert context is not None, "whoever runs it has asked for it"
+        put_back = generators(value.device)
+
+        def inject(number: int, given: Given) -> Any:
+            if number == self.frame.count - 1:
+                put_back()
+            return self.way.returned(value if number == 0 else self.way.taken(given))
+
+        output = self.frame.run(self.call, context, inject)
+        assert output is not None, "nothing halts it"
+        return output
