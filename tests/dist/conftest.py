@@ -47,6 +47,26 @@ JOBS = {
         "optimizer": {"kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01},
         "train": {"steps": 4, "seed": 7},
     },
+    "llama": {
+        "name": "llama",
+        "model": {
+            "kind": "huggingface",
+            "config": {
+                "model_type": "llama",
+                "vocab_size": 256,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "attention_dropout": 0.1,
+            },
+        },
+        "data": {"kind": "text", "path": TEXT, "context": 16},
+        "grid": {"pipelines": 2, "stages": 2, "microbatches": 4, "microbatch_size": 2},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01},
+        "train": {"steps": 8, "seed": 7, "clip_norm": 0.5},
+    },
     "bert": {
         "name": "bert",
         "model": {"kind": "bert", "layers": 3, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},

@@ -188,14 +188,14 @@ class HuggingFaceModel(_Section, tag="huggingface", frozen=True, kw_only=True):
     Attributes:
         config: a folder with a ``config.json``; or what stands in one.
         weights: a folder with safetensors to begin with; null: weights are drawn from the job's seed.
-        attention: how attention is computed: ``sdpa`` or ``eager``.
+        attention: how attention is computed: ``sdpa`` or ``eager``; null: as transformers chooses for the model.
         checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
             (``true``) or some (``[1, 2]``); same bits.
     """
 
     config: str | dict[str, Any]
     weights: str | None = None
-    attention: Literal["sdpa", "eager"] = "sdpa"
+    attention: Literal["sdpa", "eager"] | None = None
     checkpoint_activations: Checkpointed = False
 
 

@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.config.job import Job
+from holdfast.config.job import HuggingFaceModel, Job
 from holdfast.config.load import load_job
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, load_layer
@@ -44,6 +45,7 @@ class Exported:
         optimizers: the ``state_dict`` of each optimizer; empty if they cannot be told.
         schedulers: those of schedulers.
         objects: those of what was given to ``hf.state``.
+        save: writes the model into a folder, as its library reads it; None: as ``model.safetensors``.
         notes: what is missing, for people.
     """
 
@@ -52,6 +54,7 @@ class Exported:
     optimizers: list[dict[str, Any]]
     schedulers: list[Any]
     objects: list[Any]
+    save: Callable[[Path], None] | None = None
     notes: tuple[str, ...] = ()
 
     def besides(self) -> dict[str, Any]:
@@ -160,15 +163,17 @@ def _optimizer(
 
 
 def _of_job(states: Sequence[LayerState], job: Job) -> Exported:
-    """Names are those of the list of the model's layers, as ``nn.Sequential`` has them."""
+    """Names are those of the list of the model's layers, as ``nn.Sequential`` has them, or those of its library."""
+    library = isinstance(job.model, HuggingFaceModel)
+    # Uses of a weight in several layers have one name where names are the library's.
+    called = (lambda _, name: name) if library else (lambda state, name: f"{state.layer}.{name}")
     named = {
-        f"{state.layer}.{name}": value
+        called(state, name): value
         for state in states
         for name, value in (*state.parameters.items(), *state.buffers.items())
     }
-    entries = {f"{state.layer}.{name}": entry for state in states for name, entry in state.optimizer.items()}
-    tied = {f"{state.layer}.{name}" for state in states for name in state.tied}
-    counted = [f"{s.layer}.{name}" for s in states for name in s.parameters if f"{s.layer}.{name}" not in tied]
+    entries = {called(state, name): entry for state in states for name, entry in state.optimizer.items()}
+    counted = [called(state, name) for state in states for name in state.parameters if name not in state.tied]
     trained = [name for name in counted if name in entries] or counted
     optimizers: list[dict[str, Any]] = []
     notes: tuple[str, ...] = ()
@@ -177,7 +182,16 @@ def _of_job(states: Sequence[LayerState], job: Job) -> Exported:
         optimizers.append(_optimizer(made.param_groups, [trained], entries))
     except ConfigError as error:
         notes = (f"the optimizer cannot be made, and is not there: {error}",)
-    return Exported(step=states[0].step, model=named, optimizers=optimizers, schedulers=[], objects=[], notes=notes)
+    save = partial(_save, job.model, named) if isinstance(job.model, HuggingFaceModel) else None
+    return Exported(
+        step=states[0].step, model=named, optimizers=optimizers, schedulers=[], objects=[], save=save, notes=notes
+    )
+
+
+def _save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    from holdfast.runtime.engine.slots.hugging_face import save
+
+    save(model, weights, folder)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -218,7 +232,11 @@ def write(exported: Exported, to: Path) -> None:
             else:
                 made = folder / "made"
                 made.mkdir(mode=0o700)
-                save_file({name: value.clone() for name, value in exported.model.items()}, made / "model.safetensors")
+                if exported.save is not None:
+                    exported.save(made)
+                else:
+                    named = {name: value.clone() for name, value in exported.model.items()}
+                    save_file(named, made / "model.safetensors")
                 torch.save(exported.besides(), made / "optimizer.pt")
             _settle(made)
             check_target(to)

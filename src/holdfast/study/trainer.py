@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, digest_states, layer_file, load_layer, save_layer
 from holdfast.optim.factory import learning_rate_scale
 from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling
-from holdfast.runtime.engine.model import retie
+from holdfast.runtime.engine.model import WithContext, retie
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.feeding import Feeding
@@ -93,6 +93,10 @@ class Trainer:
     def __init__(self, job: Job, split: Split, scenario: StudyScenario | None = None) -> None:
         built = build_model(job)
         self._loss, self._split = built.loss, split
+        if any(isinstance(each, WithContext) for each in built.layers):
+            raise ConfigError(
+                "model.kind: huggingface: a study takes models with layers of their own; expected another"
+            )
         retie(built.layers, built.ties)
         self._model = nn.Sequential(*built.layers)
         optimizer = build_optimizer(job)([each for each in self._model.parameters() if each.requires_grad])

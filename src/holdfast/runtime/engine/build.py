@@ -306,6 +306,11 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
     trial = try_model(model, stage_of, (inputs, targets), job.train.seed, device)
     _check_sharing(job, model, trial.boundaries)
+    if isinstance(job.model, HuggingFaceModel):
+        from holdfast.runtime.engine.slots.hugging_face import check_whole
+
+        torch.manual_seed(job.train.seed)
+        check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss)
     return Probed(
         boundaries=trial.boundaries,
         sizes=Sizes(

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.errors import ConfigError
+from holdfast.runtime.engine.model import WithContext
 
 __all__ = ["check_layer", "part_spec"]
 
@@ -18,6 +19,8 @@ def check_layer(layer: int, module: nn.Module) -> None:
         ConfigError: they cannot; says what would be right.
     """
     what = f"grid: layer {layer} ({type(module).__name__}) cannot be shared by several GPUs with numerics fast"
+    if isinstance(module, WithContext):
+        raise ConfigError(f"{what}: it is given more than what the one before returns; expected one GPU for each stage")
     named = dict(module.named_parameters())
     for name, parameter in named.items():
         if not parameter.dim():

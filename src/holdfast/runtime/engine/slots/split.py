@@ -13,25 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.runtime.engine.model import WithContext
-from holdfast.runtime.engine.slots.blocks import find_blocks
 from holdfast.runtime.engine.slots.frames import Call, Frame, Given, Halt, Way, generators, generators_kept
 
 __all__ = ["split"]
 
 
-def split(whole: nn.Module, call: Call, inputs: Tensor, count: int | None = None) -> tuple[nn.Module, ...]:
+def split(whole: nn.Module, path: str, way: Way, call: Call, inputs: Tensor) -> tuple[nn.Module, ...]:
     """Returns a module's layers, whose parameters have its own names, and are its own.
 
     Args:
         whole: the module, which is not changed.
-        call: runs it.
+        path: of the list of its blocks, see :func:`holdfast.runtime.engine.slots.blocks.find_blocks`.
+        way: how they hand on the hidden state.
+        call: runs the module.
         inputs: of some micro-batch.
-        count: how many blocks it has; None: as many as are in the longest list.
-
-    Raises:
-        ConfigError: it has no list of blocks, or something else happens between them; says what.
     """
-    path, way = find_blocks(whole, call, inputs, count)
     within = {id(parameter) for parameter in whole.get_submodule(path).parameters()}
     others = [parameter for parameter in whole.parameters() if id(parameter) not in within]
     every = {id(parameter) for parameter in others}

@@ -1,0 +1,40 @@
+"""A model of transformers on a grid: workers die, no bit is lost, and transformers reads what was trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+
+from holdfast.cli.main import main
+from holdfast.optim.digest import load_layer
+
+pytestmark = pytest.mark.dist
+
+ALONE = ("grid.pipelines=1", "grid.stages=1", "grid.microbatches=8")
+FAULTS = ("kill:1.1@3:backward", "join:1.1@5")
+
+
+def test_a_model_that_is_cut_survives_with_the_bits_of_one_worker_and_is_read_by_transformers(runs, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    survived = runs.train("llama", *FAULTS)
+    assert survived.unfired == ()
+    assert survived.weights_sha256 == runs.train("llama", overrides=ALONE).weights_sha256
+    assert main(["export", str(survived.run_dir), "--to", str(tmp_path / "made")]) == 0
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
+    paths = sorted((survived.run_dir / "final").glob("layer-*.safetensors"))
+    trained = {name: each for path in paths for name, each in load_layer(path).parameters.items()}
+    assert {name for name, _ in read.named_parameters()} == trained.keys()
+    assert all(torch.equal(each, trained[name]) for name, each in read.named_parameters())
+
+
+def test_training_goes_on_from_weights_that_transformers_has_written(runs, tmp_path):
+    first = runs.train("llama")
+    assert main(["export", str(first.run_dir), "--to", str(tmp_path / "made")]) == 0
+    begun = f"model.config={tmp_path / 'made'}", f"model.weights={tmp_path / 'made'}"
+    further = runs.train("llama", "kill:0.1@2:forward", overrides=begun)
+    assert further.unfired == ()
+    assert further.weights_sha256 == runs.train("llama", overrides=(*begun, *ALONE)).weights_sha256
+    assert further.final_loss < first.final_loss

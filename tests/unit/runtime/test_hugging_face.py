@@ -1,0 +1,110 @@
+"""Models of transformers, cut at their blocks: family by family the bits of the whole; what cannot be had is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+
+from holdfast.config.job import HuggingFaceModel
+from holdfast.errors import ConfigError
+from holdfast.models import gpt
+from holdfast.runtime.engine.slots.hugging_face import causal_layers, check_whole, save
+
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "attention_dropout": 0.1,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+MIXTURE = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES = {
+    "gpt2": {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "llama": GROUPED,
+    "mistral": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 8},
+    "gemma": {**GROUPED, "head_dim": 8},
+    "gemma2": {**GROUPED, "head_dim": 8},
+    "phi3": {**GROUPED, "pad_token_id": 0},
+    "mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {**MIXTURE, "num_experts": 4, "head_dim": 8},
+    "gpt_neox": SMALL,
+    "bloom": {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "mpt": {"vocab_size": 256, "d_model": 32, "n_layers": 2, "n_heads": 4},
+    "opt": {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "olmo2": GROUPED,
+    "mamba": {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    "gpt_oss": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+    "granite": GROUPED,
+}
+
+
+def batch(size=2, length=12):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (2, size, length), generator=generator).unbind()
+
+
+def model(family, **options):
+    return HuggingFaceModel(config={"model_type": family, **FAMILIES[family]}, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_the_bits_of_the_whole(family):
+    torch.manual_seed(3)
+    check_whole(model(family), batch(), gpt.loss)
+
+
+def test_attention_is_computed_as_it_is_told():
+    check_whole(model("llama", attention="eager"), batch(), gpt.loss)
+
+
+def test_initial_weights_are_drawn_from_the_seed():
+    drawn = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        drawn.append(causal_layers(model("llama"))[1].get_parameter("model.layers.0.self_attn.q_proj.weight"))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_what_is_saved_is_read_again_by_transformers_and_by_us(family, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    layers = causal_layers(model(family))
+    save(model(family), {name: each for layer in layers for name, each in layer.named_parameters()}, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours = {name: each for layer in layers for name, each in layer.named_parameters()}
+    assert {name for name, _ in theirs.named_parameters()} <= ours.keys()
+    assert all(torch.equal(each, ours[name]) for name, each in theirs.named_parameters())
+    again = causal_layers(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
+    for layer, other in zip(layers, again, strict=True):
+        assert all(torch.equal(each, other.get_parameter(name)) for name, each in layer.named_parameters())
+    assert load_file(tmp_path / "model.safetensors")
+
+
+REFUSED = [
+    ({"config": {"model_type": "llana"}}, "model.config: ValueError: Unrecognized model identifier: llana"),
+    ({"config": {**GROUPED}}, "model.config: ValueError: Unrecognized model identifier"),
+    ({"config": {"model_type": "llama", **GROUPED, "vocab_size": 100}}, "model.config: vocab_size is 100, and texts"),
+    ({"config": "/nowhere"}, "model.config: "),
+    ({"config": {"model_type": "llama", **GROUPED}, "weights": "/nowhere"}, "model.weights: /nowhere: "),
+    ({"config": {"model_type": "llama", **GROUPED, "num_hidden_layers": 1}}, "LlamaForCausalLM has no torch.nn.Modul"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED)
+def test_what_cannot_be_had_is_told_in_one_line(options, said):
+    with pytest.raises(ConfigError) as error:
+        causal_layers(HuggingFaceModel(**options))
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,196 @@
+"""Modules cut at their blocks: the bits of the whole, names of its own, and what cannot be cut is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.engine.model import WithContext, find_ties
+from holdfast.runtime.engine.slots.blocks import find_blocks
+from holdfast.runtime.engine.slots.frames import Way
+from holdfast.runtime.engine.slots.split import split
+from holdfast.runtime.engine.slots.whole import check_equal
+
+INPUTS, TARGETS = torch.randint(0, 32, (2, 6)), torch.randint(0, 32, (2, 6))
+
+
+def loss(output, target):
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def call(module, inputs):
+    return module(inputs)
+
+
+class Block(nn.Module):
+    """Is given the hidden state, a table of positions and a mask; draws random numbers."""
+
+    kind = "self"
+
+    def __init__(self, width, returns=lambda hidden: hidden):
+        super().__init__()
+        self.norm, self.inner, self.returns = nn.LayerNorm(width), nn.Linear(width, width), returns
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def forward(self, hidden, mask, *, positions):
+        mixed = mask @ self.norm(hidden + positions)
+        return self.returns(hidden + self.scale * functional.dropout(self.inner(mixed).relu(), 0.2, self.training))
+
+
+class Net(nn.Module):
+    """Does something of its own before its blocks and behind them, and asks its blocks for an attribute."""
+
+    def __init__(self, blocks=3, width=8, vocab=32, tied=False, returns=lambda hidden: hidden):
+        super().__init__()
+        self.words = nn.Embedding(vocab, width)
+        self.drop = nn.Dropout(0.1)
+        self.body = nn.Module()
+        self.body.blocks = nn.ModuleList(Block(width, returns) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        self.unused = nn.Parameter(torch.zeros(3))
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        hidden = self.drop(self.words(tokens)) * 3
+        mask = torch.ones(tokens.shape[1], tokens.shape[1]).tril().softmax(1)
+        positions = torch.linspace(0, 1, tokens.shape[1])[:, None]
+        for block in self.body.blocks:
+            assert block.kind == "self"
+            hidden = block(hidden, mask, positions=positions)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        return self.head(functional.dropout(self.norm(hidden), 0.1, self.training))
+
+
+def cut(whole, inputs=INPUTS):
+    found = find_blocks(whole, call, inputs)
+    return found, split(whole, *found, call, inputs)
+
+
+def made(**options):
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"returns": lambda hidden: (hidden, None)}, {"blocks": 2}])
+def test_layers_have_the_bits_of_the_whole_and_its_names(options):
+    whole = made(**options)
+    (path, way), layers = cut(whole)
+    assert (path, way.place) == ("body.blocks", 0)
+    assert len(layers) == 2 + options.get("blocks", 3)
+    check_equal(whole, layers, path, call, (INPUTS, TARGETS), loss)
+    names = {name: each for layer in layers for name, each in layer.named_parameters()}
+    assert names.keys() <= dict(whole.named_parameters(remove_duplicate=False)).keys()
+    assert {id(each) for each in names.values()} == {id(each) for each in whole.parameters()}, "each is somewhere"
+    assert {"body.blocks.1.inner.weight", "words.weight", "norm.weight", "unused"} <= names.keys()
+
+
+def test_a_weight_of_both_ends_is_a_tie():
+    (_, layers) = cut(made(tied=True))
+    assert [tie.layers for tie in find_ties(layers)] == [(0, 4)]
+    (_, layers) = cut(made())
+    assert find_ties(layers) == ()
+
+
+def test_what_a_layer_has_not_takes_no_memory():
+    whole = made()
+    _, (front, *_, head) = cut(whole)
+    assert {name for name, _ in front.named_parameters()} == {"words.weight", "unused"}
+    assert {name for name, _ in head.named_parameters()} == {"norm.weight", "norm.bias", "head.weight"}
+    words = head.frame.module.words.weight
+    assert (words.shape, words.untyped_storage().nbytes()) == (whole.words.weight.shape, 4)
+
+
+def test_blocks_are_given_what_the_module_gives_them_in_each_micro_batch_and_nothing_is_drawn():
+    _, (_, block, *_, head) = cut(made())
+    assert isinstance(block, WithContext)
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    given = block.context(INPUTS)
+    assert torch.equal(torch.rand(3), expected)
+    assert given.positional[0] is None
+    assert given.positional[1].shape == (6, 6)
+    assert block.context(INPUTS) is given
+    assert block.context(INPUTS[:, :4]).positional[1].shape == (4, 4), "of another length"
+    assert head.context(INPUTS) is INPUTS
+
+
+def test_nothing_of_the_module_is_changed():
+    whole = made()
+    before = {name: each.clone() for name, each in whole.state_dict().items()}
+    frozen = whole.words.weight.requires_grad_(False)
+    cut(whole)
+    assert all(torch.equal(each, before[name]) for name, each in whole.state_dict().items())
+    assert not frozen.requires_grad
+    assert all(each.grad is None for each in whole.parameters())
+    assert isinstance(whole.body.blocks[0], Block)
+
+
+class Changes(Net):
+    """Does something between its blocks."""
+
+    def forward(self, tokens):
+        hidden, mask = self.words(tokens), torch.eye(tokens.shape[1])
+        for block in self.body.blocks:
+            hidden = block(hidden, mask, positions=torch.zeros(1)) * 2
+        return self.head(hidden)
+
+
+class Twice(Net):
+    """Runs a block twice."""
+
+    def forward(self, tokens):
+        hidden, mask = self.words(tokens), torch.eye(tokens.shape[1])
+        for number in (0, 1, 2, 1):
+            hidden = self.body.blocks[number](hidden, mask, positions=torch.zeros(1))
+        return self.head(hidden)
+
+
+class Two(Net):
+    """Has two lists of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+
+REFUSED = [
+    (Changes, "Changes: body.blocks: block 1 is not given what the one before returned"),
+    (Twice, "Twice: body.blocks: block 1 runs more than once"),
+    (Two, "Two has several lists of 3 blocks, body.blocks and others; expected one"),
+    (lambda: nn.Sequential(nn.Embedding(32, 32)), "Sequential has no torch.nn.ModuleList of two or more blocks"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED, ids=["changes", "twice", "two", "none"])
+def test_what_cannot_be_cut_is_refused_by_name(make, said):
+    with pytest.raises(ConfigError) as error:
+        find_blocks(make(), call, INPUTS)
+    assert str(error.value).startswith(said)
+
+
+def test_layers_that_have_other_bits_are_found_by_the_parameter():
+    """One whose seed comes after what it draws, one that computes something else."""
+    whole = made()
+    (path, way), layers = cut(whole)
+
+    class Off(nn.Module):
+        def __init__(self, inner, by):
+            super().__init__()
+            self.inner, self.by = inner, by
+
+        def forward(self, value):
+            return self.inner(value) * self.by
+
+    wrong = (Off(layers[0], 1.5), *layers[1:])
+    with pytest.raises(ConfigError, match="give other bits than the whole of it"):
+        check_equal(whole, wrong, path, call, (INPUTS, TARGETS), loss)
+    layers[0].words.weight.requires_grad_(False)
+    with pytest.raises(AttributeError):
+        _ = way.nothing
+    assert Way(0, in_tuple=False) == way
