@@ -60,7 +60,7 @@ class _Nccl:
         for sender in (0, 1):
             try:
                 (self.send if sender == rank else self.recv)(first).wait(until)
-            except HoldfastError:
+            except Exception:
                 self.abort()
                 raise
 
@@ -108,5 +108,6 @@ class _Watched:
             if time.monotonic() > until:
                 raise HoldfastError("what was sent first has not come")
             time.sleep(_LOOK_S)
-        if self.aborted.is_set() or not self.work.is_success():  # an abort may have been what ended it
-            raise HoldfastError("the group has failed, or was aborted")
+        self.work.wait()  # raises what it has failed by
+        if self.aborted.is_set():  # which may have been what ended it
+            raise HoldfastError("the group was aborted")

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 __all__ = ["Group", "MakeGroup", "Work", "gloo_pair"]
 
-_EVER = timedelta(days=365)
-"""Who is gone breaks the connection, and who is stopped is for others to judge."""
+_LONG = timedelta(hours=1)
+"""Who is gone breaks the connection, and who is stopped is for others to judge: this ends what nobody waits for."""
 
 
 class Work(Protocol):
@@ -35,7 +35,7 @@ class Group(Protocol):
         """Receives the next one into a tensor."""
 
     def abort(self) -> None:
-        """The other one is gone: ends, in any thread, what waits for it on the device."""
+        """The other one is gone, or the link to it: ends, in any thread, what waits for it on the device."""
 
 
 class MakeGroup(Protocol):
@@ -52,7 +52,7 @@ class _Patient:
 
     def wait(self) -> None:
         """See Work."""
-        self.work.wait(_EVER)
+        self.work.wait(_LONG)
 
 
 class _Gloo:

@@ -146,7 +146,7 @@ def complaint(tree, *overrides):
         (
             "model.kind",
             "gtp",
-            "model.kind: expected one of gpt, bert, convnet, vit, resnet, nt3, python, script, got 'gtp'",
+            "model.kind: expected one of gpt, bert, convnet, vit, resnet, nt3, huggingface, python, script, got 'gtp'",
         ),
         (
             "data.kind",

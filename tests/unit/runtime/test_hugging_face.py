@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from holdfast.config.job import HuggingFaceModel
 from holdfast.errors import ConfigError
 from holdfast.models import gpt
-from holdfast.runtime.engine.slots.hugging_face import causal_layers, check_whole, save
+from holdfast.runtime.engine.slots.hugging_face import causal_layers, check_whole, save, sources
 
 SMALL = {
     "vocab_size": 256,
@@ -89,16 +89,29 @@ def test_what_is_saved_is_read_again_by_transformers_and_by_us(family, tmp_path)
     again = causal_layers(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
     for layer, other in zip(layers, again, strict=True):
         assert all(torch.equal(each, other.get_parameter(name)) for name, each in layer.named_parameters())
-    assert load_file(tmp_path / "model.safetensors")
+    weights = load_file(tmp_path / "model.safetensors")
+    told = sources(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
+    assert told.keys() == {"transformers", "model.config", "model.weights"}
+    value = weights.pop(min(weights))
+    save_file({**weights, "other": value}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert sources(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path))) != told
+    with pytest.raises(ConfigError, match=r"missing keys, such as .*; expected all weights of a model of that config"):
+        causal_layers(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
 
 
 REFUSED = [
     ({"config": {"model_type": "llana"}}, "model.config: ValueError: Unrecognized model identifier: llana"),
     ({"config": {**GROUPED}}, "model.config: ValueError: Unrecognized model identifier"),
-    ({"config": {"model_type": "llama", **GROUPED, "vocab_size": 100}}, "model.config: vocab_size is 100, and texts"),
+    (
+        {"config": {"model_type": "llama", **GROUPED, "vocab_size": 100}},
+        "model.config: vocab_size is 100; expected 256",
+    ),
     ({"config": "/nowhere"}, "model.config: "),
     ({"config": {"model_type": "llama", **GROUPED}, "weights": "/nowhere"}, "model.weights: /nowhere: "),
-    ({"config": {"model_type": "llama", **GROUPED, "num_hidden_layers": 1}}, "LlamaForCausalLM has no torch.nn.Modul"),
+    (
+        {"config": {"model_type": "llama", **GROUPED, "num_hidden_layers": 1}},
+        "LlamaForCausalLM has no torch.nn.ModuleList of 1 b",
+    ),
 ]
 
 

@@ -159,11 +159,37 @@ class Two(Net):
         self.others = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
 
 
+class Dropping(Net):
+    """Leaves out a block now and then."""
+
+    left_out = 0
+
+    def forward(self, tokens):
+        hidden, mask = self.words(tokens), torch.eye(tokens.shape[1])
+        for number, block in enumerate(self.body.blocks):
+            if number != self.left_out - 1:
+                hidden = block(hidden, mask, positions=torch.zeros(1))
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("left_out", [1, 2, 3])
+def test_a_block_that_is_left_out_later_is_seen(left_out):
+    whole = Dropping()
+    _, (_, block, *_, head) = cut(whole)
+    for layer in (head, block):
+        (getattr(layer, "frame", None) or layer.recorder._frame).module.left_out = left_out
+    with pytest.raises(ConfigError, match=r"expected that all run"):
+        head(torch.zeros(2, 6, 8), INPUTS)
+    if left_out < 3:
+        with pytest.raises(ConfigError, match=r"expected that all run"):
+            block.context(INPUTS.clone())
+
+
 REFUSED = [
     (Changes, "Changes: body.blocks: block 1 is not given what the one before returned"),
     (Twice, "Twice: body.blocks: block 1 runs more than once"),
     (Two, "Two has several lists of 3 blocks, body.blocks and others; expected one"),
-    (lambda: nn.Sequential(nn.Embedding(32, 32)), "Sequential has no torch.nn.ModuleList of two or more blocks"),
+    (lambda: nn.Sequential(nn.Embedding(32, 32)), "Sequential has no torch.nn.ModuleList of blocks, two or more"),
 ]
 
 

@@ -439,7 +439,12 @@ def sources_of(job: Job) -> dict[str, str]:
     if isinstance(job.data, PythonData):
         named["data.target"] = job.data.target
     files = {key: _source_of(target) for key, target in named.items() if target is not None}
-    return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items() if path is not None}
+    found = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items() if path is not None}
+    if isinstance(job.model, HuggingFaceModel):
+        from holdfast.runtime.engine.slots.hugging_face import sources
+
+        found |= sources(job.model)
+    return found
 
 
 def _source_of(target: str) -> Path | None:

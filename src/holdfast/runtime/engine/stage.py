@@ -267,10 +267,9 @@ class Stage(SummedStage):
         for index in layers.indices:
             owned = self._owned[index]
             source = _cut(current, wants_gradient=index > 0)
-            beside = self._beside(owned, step, microbatch)
             seed = self._seed_of(step, microbatch, index)
             with working(WorkPhase.FORWARD, layer=index, microbatch=microbatch):
-                cell = self._run_layer(index, owned, source, seed, beside)
+                cell = self._run_layer(index, owned, source, seed, self._beside(owned, step, microbatch))
             cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
             current = cell.output
         context = _Context(layers, cells)
@@ -530,8 +529,7 @@ class Stage(SummedStage):
         self._loaded = None
         source = self._samples(step, microbatch)[0] if given.input is None else given.input
         with working(WorkPhase.FORWARD, layer=layer, microbatch=microbatch):
-            beside = self._beside(owned, step, microbatch)
-            seed = self._seed_of(step, microbatch, layer)
+            seed, beside = self._seed_of(step, microbatch, layer), self._beside(owned, step, microbatch)
             cell = self._run_layer(layer, owned, _cut(source, wants_gradient=layer > 0), seed, beside)
         context = _Context(LayerRange(layer, layer + 1), [cell])
         if watch.last:

@@ -48,8 +48,8 @@ def find_blocks(whole: nn.Module, call: Call, inputs: Tensor, count: int | None 
     wanted = {path: each for path, each in outermost.items() if count in (None, len(each))}
     kind = type(whole).__name__
     if not wanted:
-        which = "two or more" if count is None else str(count)
-        raise ConfigError(f"{kind} has no torch.nn.ModuleList of {which} blocks; expected one, at which it can be cut")
+        which = "blocks" if count is None else f"{count} blocks"
+        raise ConfigError(f"{kind} has no torch.nn.ModuleList of {which}, two or more; expected one, to cut it there")
     longest = max(map(len, wanted.values()))
     path, *more = (path for path, each in wanted.items() if len(each) == longest)
     if more:
@@ -85,7 +85,6 @@ def _watched(blocks: nn.ModuleList, seen: _Seen) -> Iterator[None]:
 
 def _way(what: str, seen: _Seen) -> Way:
     """How the first block hands on to the second; it must be so between all."""
-    in_tuple = isinstance(seen.returned[0], tuple)
     found: set[Way] = set()
     for number, (given, returned) in enumerate(zip(seen.given[1:], seen.returned, strict=False)):
         hidden = returned[0] if isinstance(returned, tuple) and returned else returned
@@ -100,5 +99,4 @@ def _way(what: str, seen: _Seen) -> Way:
     if len(found) > 1:
         raise ConfigError(f"{what}: blocks are given the hidden state in several ways; expected one")
     (way,) = found
-    assert way.in_tuple == in_tuple, "it is the same for all"
     return way

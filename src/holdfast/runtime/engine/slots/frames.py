@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from holdfast.errors import ConfigError
+
 __all__ = ["Call", "Frame", "Given", "Halt", "Way", "generators", "generators_kept"]
 
 Call: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
@@ -69,19 +71,40 @@ class Way:
 class _Slot(nn.Module):
     """In the place of a block, whose attributes it has: modules ask their blocks for some."""
 
-    frame: Frame
+    course: _Course
     number: int
 
-    def __init__(self, frame: Frame, number: int, like: nn.Module) -> None:
+    def __init__(self, course: _Course, number: int, like: nn.Module) -> None:
         super().__init__()
-        self.__dict__.update(frame=frame, number=number, like=like)
+        self.__dict__.update(course=course, number=number, like=like)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["like"], name)
 
     def forward(self, *positional: Any, **named: Any) -> Any:
         """Does what the frame is run for."""
-        return self.frame.reached(self.number, Given(positional, named))
+        return self.course.reach(self.number, Given(positional, named))
+
+
+class _Course:
+    """A pass through the slots of a frame: what is done at each, and how many were reached."""
+
+    def __init__(self) -> None:
+        self.begin(_never)
+
+    def begin(self, reached: Callable[[int, Given], Any]) -> None:
+        """What slots do from now on."""
+        self._reached, self.count = reached, 0
+
+    def reach(self, number: int, given: Given) -> Any:
+        """A slot is reached; raises ConfigError if it is not its turn."""
+        if number != self.count:
+            raise ConfigError(
+                f"block {number} runs where block {self.count} is to run; expected that all run in each pass, one "
+                "behind the other: not layerdrop, which leaves some out"
+            )
+        self.count += 1
+        return self._reached(number, given)
 
 
 class Frame:
@@ -90,7 +113,6 @@ class Frame:
     Attributes:
         module: the copy.
         count: how many blocks there are.
-        reached: called by the slots, with their number and what a block would be given, in a pass that runs.
 
     Args:
         whole: the module, which stays as it is; parameters that are kept are its own.
@@ -102,12 +124,12 @@ class Frame:
         blocks = whole.get_submodule(path)
         assert isinstance(blocks, nn.ModuleList), "it is the list of the blocks"
         self.count = len(blocks)
-        self.reached: Callable[[int, Given], Any] = _never
+        self._course = _Course()  # not we: what has a circle waits to be looked for
         memo: dict[int, Any] = {}
         for parameter in whole.parameters():
             stays = id(parameter) in kept
             memo[id(parameter)] = parameter if stays else _zeros(parameter.detach(), parameter.shape)
-        slots = [_Slot(self, number, copy.deepcopy(block, memo)) for number, block in enumerate(blocks)]
+        slots = [_Slot(self._course, number, copy.deepcopy(block, memo)) for number, block in enumerate(blocks)]
         memo[id(blocks)] = nn.ModuleList(slots)
         self.module = copy.deepcopy(whole, memo)
         self._zeros: list[tuple[nn.Module, str, torch.Size]] = []
@@ -124,14 +146,27 @@ class Frame:
             module.__dict__[name] = _zeros(change(_zeros(module.__dict__[name], torch.Size())), shape)
 
     def run(self, call: Call, inputs: Tensor, reached: Callable[[int, Given], Any]) -> Tensor | None:
-        """Runs the module on a micro-batch; returns its output, or None if a slot has halted it."""
-        self.reached = reached
+        """Runs the module on a micro-batch; returns its output, or None if a slot has halted it.
+
+        Args:
+            call: runs it.
+            inputs: of the micro-batch.
+            reached: called at each slot, in order, with its number and what a block would be given; returns what a
+                block would, or raises Halt.
+
+        Raises:
+            ConfigError: slots are not reached one behind the other, or not all of them.
+        """
+        self._course.begin(reached)
         try:
             with suppress(Halt):
-                return call(self.module, inputs)
+                output = call(self.module, inputs)
+                if self._course.count != self.count:
+                    raise ConfigError(f"a pass has left out block {self._course.count}; expected that all run")
+                return output
             return None
         finally:
-            self.reached = _never
+            self._course.begin(_never)
 
 
 def _never(number: int, given: Given) -> Any:

@@ -5,7 +5,10 @@ Nothing is fetched from a network, and no code that comes with a model is run.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +22,15 @@ from holdfast.runtime.engine.slots.whole import check_equal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from holdfast.config.job import HuggingFaceModel
     from holdfast.runtime.engine.model import Loss
     from holdfast.runtime.engine.slots.frames import Way
 
-__all__ = ["causal_layers", "check_whole", "save"]
+__all__ = ["causal_layers", "check_whole", "save", "sources"]
 
 _BYTES = 256
+_NO_CODE = {"trust_remote_code": False}
 
 
 def causal_layers(model: HuggingFaceModel) -> tuple[nn.Module, ...]:
@@ -39,7 +42,8 @@ def causal_layers(model: HuggingFaceModel) -> tuple[nn.Module, ...]:
         ConfigError: transformers is not there; or it cannot make the model, or the model cannot be cut.
     """
     whole = _whole(model)
-    return _layers(whole, _blocks(whole))
+    with theirs(f"model: {type(whole).__name__} cannot be cut"):
+        return _layers(whole, _blocks(whole))
 
 
 def check_whole(model: HuggingFaceModel, batch: tuple[Tensor, Tensor], loss: Loss) -> None:
@@ -64,10 +68,38 @@ def save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -
     """
     with torch.device("meta"):
         whole: Any = _whole(model, read=False)
-    whole.load_state_dict(dict(weights), strict=False, assign=True)
+    found = whole.load_state_dict(dict(weights), strict=False, assign=True)
     whole.tie_weights()
+    missing = [name for name, parameter in whole.named_parameters() if parameter.is_meta]
+    if missing or found.unexpected_keys:
+        names = ", ".join([*missing, *found.unexpected_keys][:3])
+        raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
     whole.config.use_cache = True
     whole.save_pretrained(folder)
+
+
+def sources(model: HuggingFaceModel) -> dict[str, str]:
+    """Returns digests of what is read of a model, by key, and the version of transformers: all workers have the same.
+
+    Raises:
+        ConfigError: something cannot be read.
+    """
+    found = {"transformers": hashlib.sha256(metadata.version("transformers").encode()).hexdigest()}
+    folders = {"model.config": model.config, "model.weights": model.weights}
+    for key, place in folders.items():
+        if isinstance(place, str):
+            with theirs(f"{key}: {place}"):
+                found[key] = _digest(Path(place), ("*.json",) if key == "model.config" else ("*.json", "*.safetensors"))
+    return found
+
+
+def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
+    """Of the names and contents of files."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _layers(whole: nn.Module, found: tuple[str, Way]) -> tuple[nn.Module, ...]:
@@ -101,23 +133,28 @@ def _whole(model: HuggingFaceModel, *, read: bool = True) -> nn.Module:
     options = {"dtype": torch.float32, **({"attn_implementation": model.attention} if model.attention else {})}
     with theirs("model.config"):
         if isinstance(model.config, str):
-            config = library.AutoConfig.from_pretrained(model.config, local_files_only=True)
+            config = library.AutoConfig.from_pretrained(model.config, local_files_only=True, **_NO_CODE)
         else:
             named = dict(model.config)
             config = library.AutoConfig.for_model(named.pop("model_type", ""), **named)
         config.use_cache = False
-    if config.vocab_size < _BYTES:
-        raise ConfigError(
-            f"model.config: vocab_size is {config.vocab_size}, and texts are bytes; expected {_BYTES} or more"
-        )
+        words = config.get_text_config().vocab_size
+    if words < _BYTES:
+        raise ConfigError(f"model.config: vocab_size is {words}; expected {_BYTES} or more, as texts are bytes")
     made = library.AutoModelForCausalLM
     if model.weights is None or not read:
         with theirs("model.config"):
-            whole = made.from_config(config, **options)
+            whole = made.from_config(config, **_NO_CODE, **options)
     else:
         with theirs(f"model.weights: {model.weights}"):
-            whole = made.from_pretrained(
-                model.weights, config=config, local_files_only=True, use_safetensors=True, **options
-            )
+            files = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+            whole, told = made.from_pretrained(model.weights, config=config, **files, **_NO_CODE, **options)
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if told.get(what):
+                first, kind = min(map(str, told[what])), what.replace("_", " ")
+                raise ConfigError(
+                    f"model.weights: {model.weights}: {kind}, such as {first}; expected all weights of a model of that "
+                    "config, and no others"
+                )
     trained: nn.Module = whole.train()
     return trained

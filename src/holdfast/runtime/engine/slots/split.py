@@ -86,6 +86,7 @@ class _Recorder:
                 raise Halt
             return self._way.returned(self._way.taken(given))
 
+        self._frame.module.to(inputs.device)
         self._frame.move(lambda zero: zero.to(inputs.device))
         with torch.no_grad(), generators_kept(inputs.device):
             self._frame.run(self._call, inputs, note)

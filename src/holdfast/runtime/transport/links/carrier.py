@@ -455,19 +455,26 @@ class Carriers:
 
     def _begin(self, peer: Peer, attempt: int) -> _Pair:
         """Builds a group in a thread of its own, under the lock."""
-        if (last := self._pairs.get(peer.worker)) is not None:
-            self._end(last)
+        last = self._pairs.get(peer.worker)
         self._tries_with(peer).begun = attempt
         rank = int(peer.worker < self._worker)
         tell = partial(self._tell, peer.worker, attempt)
         pair = self._pairs[peer.worker] = _Pair(peer, attempt, _OverLink(tell, _BUILD_S))
+        if last is not None:
+            self._end(last)
+            pair.leaving.update(last.leaving)  # what was lost is lost
         threading.Thread(target=self._build, args=(pair, rank), name="carrier", daemon=True).start()
         return pair
 
     def _build(self, pair: _Pair, rank: int) -> None:
         try:
-            pair.group = self._carrying.make(pair.store, rank, _BUILD_S)
-            self._try(pair.group)
+            group = self._carrying.make(pair.store, rank, _BUILD_S)
+            with self._lock:
+                pair.group, over = group, pair.over
+            if over:  # its link has ended meanwhile
+                group.abort()
+                return
+            self._try(group)
         except Exception:  # noqa: BLE001 - whatever torch raises: what is sent goes over the link, as before
             self._put_off(pair)
             return
