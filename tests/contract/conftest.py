@@ -128,6 +128,7 @@ class LinkCluster:
 
     def __init__(self):
         self._processes = {}
+        self._killed = set()
         self.peers = {}
         self.here_now = {}
         self.processes = {}
@@ -158,6 +159,7 @@ class LinkCluster:
         return self.peers[worker]
 
     def kill(self, worker):
+        self._killed.add(self._processes[worker].pid)
         self._processes[worker].kill()
 
     def died(self, worker):
@@ -165,11 +167,17 @@ class LinkCluster:
         return not self._processes[worker].is_alive()
 
     def end(self):
+        gone = {
+            worker: process.exitcode
+            for worker, process in self._processes.items()
+            if process.pid not in self._killed and not process.is_alive()
+        }
         for peer in self.peers.values():
             peer.end()
         for process in self._processes.values():
             process.join(LIMIT_S)
             process.close()
+        assert not gone, f"ended by themselves, with these codes: {gone}"
 
     def _here(self, worker, pid, here):
         with self._telling:

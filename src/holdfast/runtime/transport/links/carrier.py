@@ -267,6 +267,7 @@ class Carriers:
         self._lock = threading.Lock()
         self._pairs: dict[WorkerId, _Pair] = {}
         self._tries: dict[bytes, _Tries] = {}  # by the number of a process
+        self._made: list[Group] = []  # none is taken down while we live: that may wait for who is gone
         self.carried: Counter[WorkerId] = Counter()
         """Bytes that groups have carried to each worker."""
 
@@ -470,6 +471,7 @@ class Carriers:
         try:
             group = self._carrying.make(pair.store, rank, _BUILD_S)
             with self._lock:
+                self._made.append(group)
                 pair.group, over = group, pair.over
             if over:  # its link has ended meanwhile
                 group.abort()
