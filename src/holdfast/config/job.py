@@ -212,15 +212,17 @@ class ScriptModel(_Section, tag="script", frozen=True, kw_only=True):
 
 
 class TextData(_Section, tag="text", frozen=True, kw_only=True):
-    """Bytes of text files.
+    """Text files, as bytes or as tokens.
 
     Attributes:
         path: ``stdlib`` (the Python sources of this interpreter), a file, a folder or a glob.
-        context: bytes of a sample; None: as the model says, which only ``gpt`` and ``bert`` do.
+        context: bytes or tokens of a sample; None: as the model says, which only ``gpt`` and ``bert`` do.
+        tokenizer: ``bytes``, or a folder with a ``tokenizer.json``, by which files are read once on each machine.
     """
 
     path: str
     context: Positive | None = None
+    tokenizer: str = "bytes"
 
 
 class DigitsData(_Section, tag="digits", frozen=True, kw_only=True):

@@ -322,6 +322,8 @@ def _check(job: Job, source: str) -> None:
         raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")
     if isinstance(job.data, TextData) and job.data.context is not None and isinstance(job.model, GptModel | BertModel):
         raise ConfigError(f"{source}: data.context: this model says it itself; expected model.context")
+    if isinstance(job.data, TextData) and job.data.tokenizer != "bytes" and isinstance(job.model, GptModel | BertModel):
+        raise ConfigError(f"{source}: data.tokenizer: this model is one of bytes; expected bytes, or another model")
     if complaint := _wrong_optimizer(job.optimizer):
         raise ConfigError(f"{source}: optimizer.{complaint}")
     if job.control.hang_s < 3 * job.control.heartbeat_s:

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install -e '
 from holdfast.config.job import HuggingFaceModel
 from holdfast.errors import ConfigError
 from holdfast.models import gpt
-from holdfast.runtime.engine.slots.hugging_face import causal_layers, check_whole, save, sources
+from holdfast.runtime.engine.slots.hugging_face import causal_layers, check_whole, check_words, save, sources
 
 SMALL = {
     "vocab_size": 256,
@@ -97,6 +97,13 @@ def test_what_is_saved_is_read_again_by_transformers_and_by_us(family, tmp_path)
     assert sources(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path))) != told
     with pytest.raises(ConfigError, match=r"missing keys, such as .*; expected all weights of a model of that config"):
         causal_layers(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
+
+
+def test_a_model_knows_all_words_of_the_data():
+    small = HuggingFaceModel(config={"model_type": "llama", **GROUPED, "vocab_size": 100})
+    check_words(small, 100)
+    with pytest.raises(ConfigError, match=r"^model.config: vocab_size is 100, and data.tokenizer has 256; expected"):
+        check_words(small, 256)
 
 
 REFUSED = [

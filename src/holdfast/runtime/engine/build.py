@@ -48,6 +48,7 @@ from holdfast.data.randomness import seed_host
 from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
 from holdfast.data.text import MaskedText, Text
+from holdfast.data.tokens import Tokens
 from holdfast.devices.device import HOST, Device
 from holdfast.devices.named import is_target
 from holdfast.errors import ConfigError, NotUndoable
@@ -85,6 +86,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
+_BYTES = "bytes"
 _DATA = -1
 """Loading is seeded as if it were the layer before the first."""
 
@@ -205,15 +207,15 @@ def build_dataset(job: Job) -> Any:
         ConfigError: the data is missing or too small.
     """
     match job.data:
-        case TextData(path=path, context=context):
+        case TextData(path=path, context=context, tokenizer=tokenizer):
             if isinstance(job.model, GptModel | BertModel):
                 kind = MaskedText if isinstance(job.model, BertModel) else Text
                 return kind(path, context=job.model.context)
             if context is None:
                 raise ConfigError(
-                    "data.context: this model does not say how many bytes of text a sample has; expected the number"
+                    "data.context: this model does not say how many bytes or tokens a sample has; expected the number"
                 )
-            return Text(path, context=context)
+            return Text(path, context=context) if tokenizer == _BYTES else Tokens(path, tokenizer, context)
         case DigitsData():
             return Digits()
         case TinyImageNetData(path=path):
@@ -301,6 +303,10 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     _lr_scale(job)(0)
     dataset = build_dataset(job)
     _check_step(job, len(dataset))  # before that many are read
+    if isinstance(job.model, HuggingFaceModel) and isinstance(dataset, Text | Tokens):
+        from holdfast.runtime.engine.slots.hugging_face import check_words
+
+        check_words(job.model, dataset.vocab)
     item, unsteady = _try_items(job, dataset)
     inputs, targets = map(device.brought, microbatch_loader(job, lambda: dataset, item)(0, 0))
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
@@ -420,7 +426,7 @@ def _facts(job: Job, model: Model, dataset: Any) -> Facts:
         layers=len(model.layers),
         model=fingerprint_model(model),
         data=fingerprint_data(dataset),
-        contents=dataset.fingerprint() if isinstance(dataset, Text) else "",
+        contents=dataset.fingerprint() if isinstance(dataset, Text | Tokens) else "",
         sources=sources_of(job),
     )
 

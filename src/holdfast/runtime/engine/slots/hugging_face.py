@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.engine.model import Loss
     from holdfast.runtime.engine.slots.frames import Way
 
-__all__ = ["causal_layers", "check_whole", "save", "sources"]
+__all__ = ["causal_layers", "check_whole", "check_words", "save", "sources"]
 
-_BYTES = 256
 _NO_CODE = {"trust_remote_code": False}
 
 
@@ -56,6 +55,17 @@ def check_whole(model: HuggingFaceModel, batch: tuple[Tensor, Tensor], loss: Los
     found = _blocks(whole)
     with theirs(f"model: {type(whole).__name__} failed on a micro-batch"):
         check_equal(whole, _layers(whole, found), found[0], _logits, batch, loss)
+
+
+def check_words(model: HuggingFaceModel, words: int) -> None:
+    """Checks that a model knows as many words as there may be in the data.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    known = _configured(model)[1].get_text_config().vocab_size
+    if known < words:
+        raise ConfigError(f"model.config: vocab_size is {known}, and data.tokenizer has {words}; expected no fewer")
 
 
 def save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -112,8 +122,8 @@ def _blocks(whole: Any) -> tuple[str, Way]:
 
 
 def _tokens() -> Tensor:
-    """By which models are cut: any do."""
-    return torch.arange(8)[None]
+    """By which models are cut: any do, and all models have these."""
+    return torch.arange(8).remainder(4)[None]
 
 
 def _logits(module: nn.Module, tokens: Tensor) -> Tensor:
@@ -121,7 +131,8 @@ def _logits(module: nn.Module, tokens: Tensor) -> Tensor:
     return found
 
 
-def _whole(model: HuggingFaceModel, *, read: bool = True) -> nn.Module:
+def _configured(model: HuggingFaceModel) -> tuple[Any, Any]:
+    """Returns the library, and the model's config."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import transformers
@@ -130,7 +141,6 @@ def _whole(model: HuggingFaceModel, *, read: bool = True) -> nn.Module:
     library: Any = transformers
     library.logging.set_verbosity_error()
     library.utils.logging.disable_progress_bar()
-    options = {"dtype": torch.float32, **({"attn_implementation": model.attention} if model.attention else {})}
     with theirs("model.config"):
         if isinstance(model.config, str):
             config = library.AutoConfig.from_pretrained(model.config, local_files_only=True, **_NO_CODE)
@@ -138,9 +148,12 @@ def _whole(model: HuggingFaceModel, *, read: bool = True) -> nn.Module:
             named = dict(model.config)
             config = library.AutoConfig.for_model(named.pop("model_type", ""), **named)
         config.use_cache = False
-        words = config.get_text_config().vocab_size
-    if words < _BYTES:
-        raise ConfigError(f"model.config: vocab_size is {words}; expected {_BYTES} or more, as texts are bytes")
+    return library, config
+
+
+def _whole(model: HuggingFaceModel, *, read: bool = True) -> nn.Module:
+    library, config = _configured(model)
+    options = {"dtype": torch.float32, **({"attn_implementation": model.attention} if model.attention else {})}
     made = library.AutoModelForCausalLM
     if model.weights is None or not read:
         with theirs("model.config"):
