@@ -38,3 +38,22 @@ def test_training_goes_on_from_weights_that_transformers_has_written(runs, tmp_p
     assert further.unfired == ()
     assert further.weights_sha256 == runs.train("llama", overrides=(*begun, *ALONE)).weights_sha256
     assert further.final_loss < first.final_loss
+
+
+def test_a_text_is_read_by_a_tokenizer_once(runs, tmp_path, monkeypatch):
+    """By whoever tries the job; every worker finds what came of it, also one that comes anew."""
+    import tokenizers
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} is followed by {n + 1}, and so on\n" for n in range(2000)))
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    made.train([str(text)], tokenizers.trainers.BpeTrainer(vocab_size=250))
+    (tmp_path / "words").mkdir()
+    made.save(str(tmp_path / "words" / "tokenizer.json"))
+    read = (f"data.path={text}", f"data.tokenizer={tmp_path / 'words'}")
+    survived = runs.train("llama", *FAULTS, overrides=read)
+    assert survived.unfired == ()
+    assert len([*(tmp_path / "cache").rglob("*.tokens")]) == 1
+    assert survived.weights_sha256 == runs.train("llama", overrides=(*read, *ALONE)).weights_sha256
