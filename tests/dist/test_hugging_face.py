@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
+from tests.waiting import LIMIT_S
+
 from holdfast.cli.main import main
+from holdfast.config.load import dump_job
 from holdfast.optim.digest import load_layer
 
 pytestmark = pytest.mark.dist
@@ -40,11 +48,10 @@ def test_training_goes_on_from_weights_that_transformers_has_written(runs, tmp_p
     assert further.final_loss < first.final_loss
 
 
-def test_a_text_is_read_by_a_tokenizer_once(runs, tmp_path, monkeypatch):
+def test_a_text_is_read_by_a_tokenizer_once(runs, tmp_path):
     """By whoever tries the job; every worker finds what came of it, also one that comes anew."""
     import tokenizers
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} is followed by {n + 1}, and so on\n" for n in range(2000)))
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -53,7 +60,18 @@ def test_a_text_is_read_by_a_tokenizer_once(runs, tmp_path, monkeypatch):
     (tmp_path / "words").mkdir()
     made.save(str(tmp_path / "words" / "tokenizer.json"))
     read = (f"data.path={text}", f"data.tokenizer={tmp_path / 'words'}")
-    survived = runs.train("llama", *FAULTS, overrides=read)
-    assert survived.unfired == ()
+    survived = _in_its_own_cache(runs, tmp_path, read, FAULTS)
     assert len([*(tmp_path / "cache").rglob("*.tokens")]) == 1
-    assert survived.weights_sha256 == runs.train("llama", overrides=(*read, *ALONE)).weights_sha256
+    assert survived == _in_its_own_cache(runs, tmp_path, (*read, *ALONE), ())
+
+
+def _in_its_own_cache(runs, folder, overrides, faults) -> str:
+    """The hash of the weights in which a job of another process ends, whose cache is in a folder."""
+    job, run_dir = folder / "job.yaml", folder / f"run-{len(overrides)}"
+    job.write_text(dump_job(runs.job("llama", overrides)))
+    words = [each for fault in faults for each in ("--fault", fault)]
+    line = [sys.executable, "-m", "holdfast", "train", str(job), "--run-dir", str(run_dir), *words]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads((run_dir / "summary.json").read_text())["weights_sha256"]

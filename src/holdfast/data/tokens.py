@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -36,7 +35,7 @@ class Tokens:
 
     Attributes:
         context: tokens of a window.
-        vocab: how many tokens there are.
+        vocab: all tokens are numbers below this one.
 
     Args:
         path: as for `text_files`.
@@ -50,7 +49,7 @@ class Tokens:
     def __init__(self, path: str, tokenizer: str, context: int) -> None:
         self.context = context
         reader, end, told = _opened(Path(tokenizer))
-        self.vocab: int = reader.get_vocab_size()
+        self.vocab = 1 + max(reader.get_vocab().values(), default=-1)
         files = text_files(path)
         self._name = _name_of(files, told)
         kept = kept_in() / f"{self._name}.tokens"
@@ -149,16 +148,18 @@ def _alone(kept: Path) -> Iterator[None]:
 def _write(kept: Path, pieces: Iterator[numpy.ndarray]) -> None:
     """Writes numbers, all or nothing."""
     try:
-        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".tmp-", delete=False) as file:
-            try:
+        part = kept.with_suffix(".part")  # nobody else writes it; one that was killed has left it to us
+        try:
+            with part.open("wb") as file:
+                part.chmod(0o600)
                 for piece in pieces:
                     file.write(piece.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-                Path(file.name).rename(kept)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+            part.rename(kept)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise _unwritten(kept, error) from error
 
