@@ -35,12 +35,14 @@ def page() -> str:
         "`python -m tools.job_file`.",
         *_section("Keys of the file", Job),
     ]
+    told: set[type] = set()
     for field in msgspec.structs.fields(Job):
         for kind in _kinds(types.type_info(field.type)):
             parts += _section(f"{field.name}, kind: {kind.tag}" if kind.tag else field.name, kind.cls)
+            told.add(kind.cls)
             for within in msgspec.structs.fields(kind.cls):
                 for inner in _kinds(types.type_info(within.type)):
-                    parts += _section(f"{field.name}.{within.name}", inner.cls)
+                    parts += [] if inner.cls in told else _section(f"{field.name}.{within.name}", inner.cls)
     return "\n\n".join(parts) + "\n"
 
 

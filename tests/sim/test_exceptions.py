@@ -8,12 +8,13 @@ from functools import cache
 
 import pytest
 
+from holdfast.core.evaluation import Evaluating
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.core.work import WorkPhase
 from holdfast.schedule.builders import regular_plan
-from holdfast.telemetry.events import Detected, ExceptionRaised, Installed, Reattached
+from holdfast.telemetry.events import Detected, Evaluated, ExceptionRaised, Installed, Reattached
 from holdfast.testing.raising import Raise
 from holdfast.testing.scenario import Delays, Scenario, VirtualResult
 from holdfast.testing.virtual import VirtualCluster
@@ -70,7 +71,8 @@ def test_what_one_worker_raises_is_its_loss(phase):
     """Whatever it was doing, in the middle of the job or at its end."""
     worker = W00 if phase in (WorkPhase.LOADING, WorkPhase.SAVING) else W02
     step = STEPS if phase is WorkPhase.SAVING else 2
-    result = cluster(raises=[Raise(phase=phase, worker=worker, step=step)])
+    evaluating = Evaluating(every=2, microbatches=4) if phase is WorkPhase.EVALUATION else None
+    result = cluster(raises=[Raise(phase=phase, worker=worker, step=step)], evaluating=evaluating)
     assert len(result.fired) == 1
     check_survived(result, worker)
     (event,) = raised(result)
@@ -79,6 +81,21 @@ def test_what_one_worker_raises_is_its_loss(phase):
     (detected,) = [event for _, event in result.events if isinstance(event, Detected)]
     assert detected.worker == str(worker)
     assert "ValueError" in detected.how
+
+
+def test_what_one_worker_raises_in_the_last_evaluation_is_its_loss():
+    options = {"evaluating": Evaluating(every=2, microbatches=4)}
+    result = cluster(raises=[Raise(phase=WorkPhase.EVALUATION, worker=W02, step=STEPS)], **options)
+    assert len(result.fired) == 1
+    check_survived(result, W02)
+    told = [event for _, event in result.events if isinstance(event, Evaluated)]
+    assert [(event.step, event.microbatches) for event in told] == [(2, 4), (4, 4), (STEPS, 4)]
+
+
+def test_what_all_raise_in_an_evaluation_is_the_programs():
+    raises = [Raise(phase=WorkPhase.EVALUATION, step=2, layer=LAYER, microbatch=1)]
+    result = cluster(raises=raises, evaluating=Evaluating(every=2, microbatches=4))
+    check_program(result, "evaluation of layer", "micro-batch 1")
 
 
 def test_its_place_can_be_taken_once_the_others_have_gone_on():

@@ -31,6 +31,7 @@ from holdfast.telemetry.events import (
     CoordinatorLost,
     CoordinatorReady,
     Detected,
+    Evaluated,
     Event,
     EventsMissing,
     ExceptionRaised,
@@ -486,6 +487,8 @@ def _tell_members(event: Event) -> str | None:
                 f"{event.chosen}: {event.made} step(s) were made in {event.seconds:.4g} s, "
                 f"{event.expected:.4g} were expected"
             )
+        case Evaluated():
+            return event.told
         case Migrating():
             moves = ", ".join(f"{worker} takes the place of {place}" for worker, place in event.moves)
             faster = 1 - event.period / event.before

@@ -30,10 +30,12 @@ _NEVER = (
     "resume",
     "model.checkpoint_activations",  # what is run again has the same seeds
     "data.path",  # what is found there counts, see Facts.contents
+    "data.tokenizer",  # so does what it makes of that
     "grid.workers_per_node",
     "train.audit_every",
     "train.compare_every",
     "train.time_limit",  # as where a loop is stopped
+    "evaluate",
     "resilience",
     "checkpoint",
     "logging",

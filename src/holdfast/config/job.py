@@ -22,6 +22,7 @@ __all__ = [
     "ConvnetModel",
     "Data",
     "DigitsData",
+    "Evaluate",
     "GptModel",
     "Grid",
     "Job",
@@ -499,6 +500,24 @@ class Train(_Plain, frozen=True, kw_only=True):
         return "1f1b" if self.technique == "auto" else self.technique
 
 
+class Evaluate(_Plain, frozen=True, kw_only=True):
+    """With which data the model is evaluated while it is trained, and how often; no bit of training changes by it.
+
+    Attributes:
+        every: before each step whose number is a multiple of it; and once behind the last step.
+        data: as ``data``, of the same shapes.
+        microbatches: how many of ``grid.microbatch_size`` samples at most, from the beginning, as far as they are full.
+            What a stage has not run of them yet waits in its memory.
+        metrics: ``file.py:name`` or ``module:name`` of a function ``(output, target) -> {name: number}``, at most
+            32; their means over the micro-batches that have them are told beside the loss.
+    """
+
+    every: Positive
+    data: Data
+    microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
+    metrics: str | None = None
+
+
 class Resilience(_Plain, frozen=True, kw_only=True):
     """What is done when workers are lost (docs/recovery.md).
 
@@ -720,6 +739,7 @@ class Job(_Plain, frozen=True, kw_only=True):
         grid: the workers.
         optimizer: how a layer is updated.
         train: how it is trained.
+        evaluate: how it is evaluated meanwhile; null: it is not.
         resilience: what is done when workers are lost.
         checkpoint: when the state is written.
         logging: what workers log.
@@ -735,6 +755,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     grid: Grid
     optimizer: Optimizer = Optimizer()
     train: Train
+    evaluate: Evaluate | None = None
     resilience: Resilience = Resilience()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()

@@ -23,11 +23,13 @@ from holdfast.config.job import (
     Checkpoint,
     Control,
     ConvnetModel,
+    Data,
     GptModel,
     Grid,
     HuggingFaceModel,
     Job,
     Logging,
+    ModelSettings,
     Nt3Model,
     Optimizer,
     PythonModel,
@@ -254,7 +256,7 @@ def _choices(path: str) -> list[str]:
 
     One that takes numbers, too, has these as a type beside the texts.
     """
-    section, _, key = path.partition(".")
+    section, _, key = path.rpartition(".")
     kinds = _kinds(section)
     if key == "kind":
         return [str(kind.__struct_config__.tag) for kind in kinds]
@@ -285,7 +287,10 @@ def _known_keys(path: str, tree: dict[str, Any]) -> set[str]:
     if not path:
         return {field.name for field in msgspec.structs.fields(Job)}
     kinds = _kinds(path)
-    kind = (tree.get(path) or {}).get("kind")
+    node: Any = tree
+    for name in path.split("."):
+        node = node.get(name) if isinstance(node, dict) else None
+    kind = node.get("kind") if isinstance(node, dict) else None
     chosen = [k for k in kinds if getattr(k.__struct_config__, "tag", None) in (kind, None)] or list(kinds)
     keys = {name for k in chosen for name in k.__struct_fields__}
     return keys | ({"kind"} if len(kinds) > 1 else set())
@@ -320,10 +325,8 @@ def _check(job: Job, source: str) -> None:
         check_cuts(job.grid, layers, f"{source}: ", "model")
     if isinstance(job.model, GptModel) and job.model.width % job.model.heads:
         raise ConfigError(f"{source}: model.heads: must divide model.width ({job.model.width})")
-    if isinstance(job.data, TextData) and job.data.context is not None and isinstance(job.model, GptModel | BertModel):
-        raise ConfigError(f"{source}: data.context: this model says it itself; expected model.context")
-    if isinstance(job.data, TextData) and job.data.tokenizer != "bytes" and isinstance(job.model, GptModel | BertModel):
-        raise ConfigError(f"{source}: data.tokenizer: this model is one of bytes; expected bytes, or another model")
+    if complaint := _wrong_text(job.model, job.data):
+        raise ConfigError(f"{source}: {complaint}")
     if complaint := _wrong_optimizer(job.optimizer):
         raise ConfigError(f"{source}: optimizer.{complaint}")
     if job.control.hang_s < 3 * job.control.heartbeat_s:
@@ -352,6 +355,8 @@ def _check(job: Job, source: str) -> None:
             f"{source}: train.audit_every: {job.train.audit_every}, and steps that resilience.commit undo has inverted "
             "leave owners of a layer with other bits: expected commit shadow, or audit_every 0"
         )
+    if complaint := _wrong_evaluation(job):
+        raise ConfigError(f"{source}: evaluate{complaint}")
     if complaint := _wrong_loop(job) or _wrong_strategy(job) or _wrong_logging(job):
         raise ConfigError(f"{source}: {complaint}")
     if complaint := _wrong_lanes(job) or _wrong_shards(job) or _wrong_chunks(job):
@@ -556,6 +561,29 @@ def _wrong_loop(job: Job) -> str:
             "resilience.strategy: a script's loop never goes back; expected one of "
             f"{', '.join(names(lambda each: each.loops))}, got {job.resilience.strategy}"
         )
+    return ""
+
+
+def _wrong_evaluation(job: Job) -> str:
+    """Why a job cannot be evaluated as it says; empty if it can."""
+    if job.evaluate is None:
+        return ""
+    data, model = job.evaluate.data, job.model
+    if job.loops or isinstance(data, ScriptData):
+        return ": a script evaluates in its own loop: expected none"
+    if job.most_shards > 1:
+        return ": stages of several GPUs are not evaluated with train.numerics fast: expected none, or one GPU a stage"
+    return _wrong_text(model, data, ".data")
+
+
+def _wrong_text(model: ModelSettings, data: Data, key: str = "data") -> str:
+    """What data say that a model says itself; empty if nothing."""
+    if not isinstance(data, TextData) or not isinstance(model, GptModel | BertModel):
+        return ""
+    if data.context is not None:
+        return f"{key}.context: this model says it itself; expected model.context"
+    if data.tokenizer != "bytes":
+        return f"{key}.tokenizer: this model is one of bytes; expected bytes, or another model"
     return ""
 
 

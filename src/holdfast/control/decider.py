@@ -41,7 +41,18 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.errors import CoordinatorUnavailable, HoldfastError
 from holdfast.recovery.actions import RecoveryPlan
-from holdfast.telemetry.events import Detected, Event, HandingOver, Log, Migrating, Notice, Parted, Seated, Synced
+from holdfast.telemetry.events import (
+    Detected,
+    Evaluated,
+    Event,
+    HandingOver,
+    Log,
+    Migrating,
+    Notice,
+    Parted,
+    Seated,
+    Synced,
+)
 
 __all__ = ["Decider", "Happening", "Outside", "Remarks"]
 
@@ -361,6 +372,6 @@ def _news(recorded: Sequence[Event], decision: int) -> tuple[Tell, ...]:
 
 def _is_news(event: Event) -> TypeGuard[News]:
     """Whether something happened to a worker that the user should hear of."""
-    return isinstance(event, Detected | Seated | Parted | Synced | Migrating | HandingOver) or (
+    return isinstance(event, Detected | Seated | Parted | Synced | Migrating | HandingOver | Evaluated) or (
         isinstance(event, Notice) and event.worker[0].isdigit()
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from holdfast.core.ids import WorkerId
+from holdfast.core.ids import Interval, WorkerId
 from holdfast.core.nodes import NodeId, Process
 from holdfast.core.plan import Plan
 from holdfast.core.progress import StepProgress
@@ -66,6 +66,8 @@ __all__ = [
     "Resume",
     "Save",
     "Saved",
+    "Scored",
+    "ScoresKept",
     "ShardFailed",
     "ShardWritten",
     "Shutdown",
@@ -155,7 +157,8 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     ``step`` say where it stands (it waits until it was told to run steps, and again from when it gives them up);
     ``prepared`` is the generation that it is to go over to, 0 if there is none; ``here``: where it listens, if it has
     links; ``has_state``: it is not following its peers without any state; ``leaving``: it was told to go; ``dormant``:
-    to compute nothing; ``raised``: why it has stopped; ``strikes``: faults that the agent is to carry out for it.
+    to compute nothing; ``raised``: why it has stopped; ``strikes``: faults that the agent is to carry out for it;
+    ``scored``: what it has evaluated, as far as it has not heard that it is kept.
     Of the agent: ``generation`` is the newest that ran a step; ``exits`` are all that it has seen; ``offers`` those not
     yet taken up; ``coming`` the workers whose newest process was started on demand, and lives; ``started`` the
     processes that live; ``preempted``: see Preempted; ``leaving``: see NodeLeaving; ``coordinators``: the addresses of
@@ -174,6 +177,7 @@ class Hello(_Wire, frozen=True, tag=True, kw_only=True):
     dormant: bool = False
     raised: Raised | None = None
     strikes: tuple[str, ...] = ()
+    scored: tuple[Scored, ...] = ()
     exits: tuple[Exited, ...] = ()
     offers: tuple[WorkerId | None, ...] = ()
     coming: tuple[WorkerId, ...] = ()
@@ -231,6 +235,19 @@ class Weighed(_Wire, frozen=True, tag=True, kw_only=True):
     generation: int
     step: int
     digests: tuple[tuple[int, str], ...]
+
+
+class Scored(_Wire, frozen=True, tag=True, kw_only=True):
+    """What came of micro-batches that the state before ``step`` is evaluated by, and that this worker ran to their end.
+
+    ``rows``: the number of each, and its values, by ``names``; the loss is the first. None: it has no such score.
+    """
+
+    worker: WorkerId
+    generation: int
+    step: int
+    names: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[float | None, ...]], ...]
 
 
 class Status(_Wire, frozen=True, tag=True, kw_only=True):
@@ -557,7 +574,8 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     what the worker does of what is left of ``step``, of whose beginning all keep what they have. ``concluded``: the
     verdict over ``step``, whose sums everyone has: nothing is left of it but updates, and the step behind it is the
     next. ``repeated``: the steps whose micro-batches are run once more in the step behind, so that the job has so many
-    steps more. ``ends``: the step before which it ends all the same; None: the job says it.
+    steps more. ``ends``: the step before which it ends all the same; None: the job says it. ``evaluates``: numbers of
+    micro-batches that the state is evaluated by before all else; of later steps, it is by all.
     """
 
     generation: int
@@ -567,6 +585,7 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     concluded: bytes | None = None
     repeated: tuple[int, ...] = ()
     ends: int | None = None
+    evaluates: tuple[Interval, ...] = ()
 
 
 class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):
@@ -581,6 +600,12 @@ class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):
     num_layers: int
     parts: tuple[Replay, ...]
     vote: bytes | None = None
+
+
+class ScoresKept(_Wire, frozen=True, tag=True, kw_only=True):
+    """Evaluations of the states before steps up to this one need not be told of again."""
+
+    step: int
 
 
 class Obsolete(_Wire, frozen=True, tag=True, kw_only=True):
@@ -691,9 +716,10 @@ News = (
     | events.Synced
     | events.HandingOver
     | events.Migrating
+    | events.Evaluated
     | events.Notice
 )
-"""What is told of workers, besides being logged."""
+"""What is told to people, besides being logged."""
 
 
 class Told(_Wire, frozen=True, tag=True, kw_only=True):
@@ -751,6 +777,7 @@ Message = (
     | Suspect
     | Audited
     | Weighed
+    | Scored
     | Heartbeat
     | StepDone
     | Refused
@@ -775,6 +802,7 @@ Command = (
     | Resume
     | ReplayOrder
     | Obsolete
+    | ScoresKept
     | Blob
     | Save
     | Expel

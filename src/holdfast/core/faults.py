@@ -46,6 +46,7 @@ class Point(StrEnum):
     the swap; ``commit`` after its first layer's swap, before its last; ``gradients:50`` it has contributed to half of
     the step's reductions (rounded down), in the order in which they are made, all others that live through this step
     hold these sums, and it contributes to no further one.
+    Of an evaluation, and of the step behind it: ``evaluate`` half-way through what the worker runs of it.
     Of a checkpoint, and not of the step with its number: ``checkpoint`` the worker's first shard is written, nothing is
     reported, the rest is not written.
     Of a recovery: ``detect`` when the target learns of the failure; ``persist`` before the coordinator stores its
@@ -63,6 +64,7 @@ class Point(StrEnum):
     VERDICT = "verdict"
     UPDATE = "update"
     COMMIT = "commit"
+    EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
     DETECT = "detect"
     PERSIST = "persist"

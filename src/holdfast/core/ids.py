@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from holdfast.errors import ConfigError
 
-__all__ = ["Batch", "Interval", "MicroBatch", "WorkerId", "beside", "intervals"]
+__all__ = ["Batch", "Interval", "MicroBatch", "WorkerId", "beside", "evaluated", "intervals", "place_in_evaluation"]
 
 _NAMES = 1 << 20
 """At most so many micro-batches has a step, and a pipeline stages."""
@@ -68,6 +68,11 @@ class MicroBatch:
 
     def __str__(self) -> str:
         return f"{self.pipeline}.{self.index}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is one of a step, and no other name."""
+        return self.number < _NAMES
 
 
 Interval = tuple[int, int]
@@ -134,6 +139,16 @@ class Batch:
 def beside(pipeline: int, index: int) -> MicroBatch:
     """Returns a name for what is no micro-batch: ``index`` is beyond those of the pipeline, the number beyond all."""
     return MicroBatch(_NAMES * (1 + pipeline) + index, pipeline, index)
+
+
+def evaluated(number: int) -> MicroBatch:
+    """Returns the name of a micro-batch that a job is evaluated by: its number is beyond those of all that train."""
+    return MicroBatch(_NAMES + number, 0, _NAMES + number)
+
+
+def place_in_evaluation(microbatch: MicroBatch) -> int:
+    """Returns the number that a name was made of by :func:`evaluated`."""
+    return microbatch.number - _NAMES
 
 
 def _check_natural(what: str, first: int, second: int) -> None:

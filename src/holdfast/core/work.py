@@ -13,8 +13,8 @@ __all__ = ["Busy", "WorkPhase", "working"]
 
 class WorkPhase(StrEnum):
     """A kind of work: ``loading`` a data item, a layer's ``forward`` and ``backward`` pass, the ``loss``, the
-    optimizer's ``update`` of a layer, ``saving`` a layer, the loop of a user's ``script``; ``other``: whatever else a
-    worker does.
+    optimizer's ``update`` of a layer, the ``evaluation`` before a step, ``saving`` a layer, the loop of a user's
+    ``script``; ``other``: whatever else a worker does.
     """
 
     LOADING = "loading"
@@ -22,6 +22,7 @@ class WorkPhase(StrEnum):
     LOSS = "loss"
     BACKWARD = "backward"
     UPDATE = "update"
+    EVALUATION = "evaluation"
     SAVING = "saving"
     SCRIPT = "script"
     OTHER = "other"

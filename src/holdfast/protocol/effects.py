@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.control.messages import Message, StateAt
 from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload, Reduction
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.program import Wanted
 from holdfast.core.summing import SumSize
@@ -22,6 +24,7 @@ __all__ = [
     "Consulted",
     "Disconnect",
     "Drain",
+    "Evaluate",
     "Fetch",
     "Fetched",
     "Flush",
@@ -109,6 +112,16 @@ class Boundary:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Wait until all that was sent has left; the connections are not needed any more then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Run layers forward on a micro-batch that the state before ``step`` is evaluated by; see ``Engine.evaluate``."""
+
+    step: int
+    number: int
+    value: Any
+    layers: LayerRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +219,7 @@ WorkerEffect = (
     | Build
     | Boundary
     | Drain
+    | Evaluate
     | Serve
     | Release
     | Fetch

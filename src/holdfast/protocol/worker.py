@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace as replace_struct
+
 from holdfast.control.messages import (
     Activity,
     Attached,
@@ -32,6 +34,7 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    Scored,
     ShardFailed,
     Shutdown,
     StateAt,
@@ -42,11 +45,13 @@ from holdfast.control.messages import (
     Unreplayed,
     Weighed,
 )
+from holdfast.core.evaluation import evaluation
 from holdfast.core.faults import Point
 from holdfast.core.ids import Interval, WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.lower import lower_step, lower_worker, with_audit
 from holdfast.core.nodes import Process
+from holdfast.core.placement import LayerRange
 from holdfast.core.plan import Plan
 from holdfast.core.program import WorkerProgram, groups
 from holdfast.core.progress import StepProgress
@@ -84,6 +89,7 @@ from holdfast.protocol.effects import (
     WorkerEffect,
     Written,
 )
+from holdfast.protocol.evaluating import evaluate
 from holdfast.protocol.executor import Execution, Keep, Kept, Reach, StepCommitted, StepEngine, Verdict, update
 from holdfast.protocol.log_filter import LogFilter
 from holdfast.protocol.replaying import put_back, replay
@@ -162,6 +168,12 @@ class Engine(StepEngine, Protocol):
     def layer_digest(self, layer: int) -> str:
         """A digest of one layer's whole state, equal on all owners that hold it exactly."""
 
+    def evaluate(self, number: int, value: Any, layers: LayerRange) -> Any:
+        """Runs layers forward on a micro-batch of the data that the job is evaluated by, as nobody trains.
+
+        Nothing is kept of it. Returns what the next layer takes; from the last one its scores, by their names.
+        """
+
     repeated: tuple[int, ...]
     """The steps whose micro-batches are run once more in the step behind."""
     ends: int | None
@@ -187,6 +199,8 @@ class Engine(StepEngine, Protocol):
         """Takes the state of layers before the step since when we follow them, and makes the updates since then."""
 
 
+_MOST_UNTOLD = 16
+"""So many evaluations are told of again, the newest."""
 MOST_MISSED = 100
 """Whoever follows layers keeps the sums of so many steps at most, until their state comes."""
 
@@ -230,6 +244,11 @@ class WorkerProtocol:
         disputed: what we found out about the step that we did not contribute to; None if nothing.
         asked: whether somebody's loop asks for each step, which does not begin before.
         repeated: the steps whose micro-batches are run once more in the step behind.
+        unevaluated: a step, and by which micro-batches alone the state before it is yet to be evaluated.
+        scored: what came of evaluations here, as far as it was not known to be kept as the last one was made. Other
+            threads read it.
+        scores_kept: the newest step before which an evaluation is known to be kept. Another thread writes it, too.
+        evaluates: the step before which the state is being evaluated; None: none is.
     """
 
     worker: WorkerId
@@ -261,6 +280,11 @@ class WorkerProtocol:
     disputed: Audited | None = None
     asked: bool = False
     repeated: tuple[int, ...] = ()
+    unevaluated: tuple[int, tuple[Interval, ...]] = (0, ())
+    scored: tuple[Scored, ...] = ()
+    scores_kept: int = 0
+    evaluates: int | None = None
+    _lowered: tuple[Plan, WorkerProgram] | None = None
 
     def __post_init__(self) -> None:
         """Nothing is kept yet."""
@@ -312,7 +336,7 @@ class WorkerProtocol:
     @property
     def programs(self) -> tuple[WorkerProgram, ...]:
         """All that tells what others may send us in this generation."""
-        known = (self.program, self.rest)
+        known = (self.program, self.rest, self._evaluation(None))
         return tuple(program for program in known if program is not None)
 
     def stopped(self, error: BaseException) -> Script:
@@ -325,12 +349,13 @@ class WorkerProtocol:
         """
         self._stand("waiting")
         put_back(self)
+        evaluates, self.evaluates = self.evaluates, None
         self.raised = report_of(
             error,
             worker=self.worker,
             process=self.process,
             generation=self.generation,
-            step=self._step(),
+            step=self._step() if evaluates is None else evaluates,
             whole=self.stage.whole,
         )
         yield Report(self.raised)
@@ -383,7 +408,13 @@ class WorkerProtocol:
             dormant=dormant,
             raised=self.raised,
             strikes=strikes,
+            scored=self.untold,
         )
+
+    @property
+    def untold(self) -> tuple[Scored, ...]:
+        """What came of evaluations here and is not known to be kept; in any thread."""
+        return tuple(each for each in self.scored if each.step > self.scores_kept)
 
     def _stand(self, activity: Activity) -> None:
         self.standing = (self.generation, activity)
@@ -664,6 +695,7 @@ class WorkerProtocol:
             return command
         self._forget_executed()
         self._repeat(command.repeated)
+        self._forget_scores(command)
         self.stage.ends = command.ends if self.stage.ends is None else self.stage.ends
         try:
             leaves = yield from self._take_part(install, install.plan, command)
@@ -737,6 +769,7 @@ class WorkerProtocol:
     def _finish(self) -> Then:
         yield from self._await_loop(self.num_steps)
         yield from self._checkpoint(self.num_steps)
+        yield from self._evaluate(self.num_steps)
         self._stand("finished")
         yield Report(Finished(worker=self.worker, generation=self.generation, step=self.num_steps))
         following: Command = yield Listen()
@@ -764,8 +797,9 @@ class WorkerProtocol:
     @property
     def _intervals(self) -> tuple[int, ...]:
         """So many steps lie between two moments at which something needs the settled state; 0: there are none."""
-        sampling = self.rules.sampling
-        return self.checkpoint_every, self.snapshots.every, 0 if sampling is None else sampling.every
+        sampling, evaluating = self.rules.sampling, self.rules.evaluating
+        others = (0 if each is None else each.every for each in (sampling, evaluating))
+        return self.checkpoint_every, self.snapshots.every, *others
 
     def _execution(self, step: int, *, closing: bool, rest: bool = False) -> Execution:
         program, audit = self.rest if rest else self.program, None if rest else self._audit_of(step)
@@ -811,6 +845,48 @@ class WorkerProtocol:
         self._take_snapshot(step, beginning=beginning)
         yield from self._checkpoint(step)
         yield from self._weigh(step, beginning=beginning)
+        yield from self._evaluate(step)
+
+    def _evaluate(self, step: int) -> Script:
+        """Evaluates the state before a step, if it is time to: by what a recovery says, or by all."""
+        evaluating = self.rules.evaluating
+        if evaluating is None or not evaluating.due(step, self.num_steps):
+            return
+        at, missing = self.unevaluated
+        program = self._evaluation(missing if at == step else None)
+        self.evaluates = step
+        rows = () if program is None else (yield from evaluate(program, step))
+        self.evaluates = None
+        if rows:
+            names = tuple(dict.fromkeys(name for _, scores in rows for name in scores))
+            told = tuple((number, tuple(map(scores.get, names))) for number, scores in rows)
+            scored = Scored(worker=self.worker, generation=self.generation, step=step, names=names, rows=told)
+            self.scored = (*self.untold[1 - _MOST_UNTOLD :], scored)
+            yield Report(scored)
+
+    def _forget_scores(self, resume: Resume) -> None:
+        """Of the state that all go on from, what is evaluated again is not told again; nor is all of later ones."""
+        start, self.evaluates = resume.step + (resume.concluded is not None), None
+        self.unevaluated = start, resume.evaluates
+        again = {number for first, stop in resume.evaluates for number in range(first, stop)}
+        kept = (
+            replace_struct(each, rows=tuple(row for row in each.rows if each.step < start or row[0] not in again))
+            for each in self.untold
+            if each.step <= start
+        )
+        self.scored = tuple(each for each in kept if each.rows)
+        self.scores_kept = min(self.scores_kept, start - bool(again))
+
+    def _evaluation(self, numbers: tuple[Interval, ...] | None) -> WorkerProgram | None:
+        """What we run of an evaluation, by these micro-batches, or by all; None if nothing is evaluated."""
+        evaluating, plan = self.rules.evaluating, self.plan
+        if plan is None or evaluating is None:
+            return None
+        if numbers is not None:
+            return evaluation(plan, self.worker, (each for start, stop in numbers for each in range(start, stop)))
+        if self._lowered is None or self._lowered[0] is not plan:
+            self._lowered = plan, evaluation(plan, self.worker, range(evaluating.microbatches))
+        return self._lowered[1]
 
     def _lack(self, step: int) -> Script:
         """Tells that the state before a step is gone here, where it is to be written once more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.evaluation import Evaluating
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Costs
 from holdfast.planning.replays import Logging
@@ -37,6 +38,7 @@ class JobRules:
         synchronous: whether training stands still until a worker's part of a checkpoint is written.
         snapshot_every: a snapshot in each worker's memory after so many steps; 0 for none.
         sampling: what is audited; None: nothing.
+        evaluating: when it is evaluated; None: never.
         wait_s: how long to wait for workers when a layer has no owner.
         failure_every_s: how often a failure is to be expected, in seconds; 0: as often as so far.
         tolerate: how many workers may be lost to exceptions within 100 steps, before it is the program; 0 counts as 1.
@@ -64,6 +66,7 @@ class JobRules:
     synchronous: bool = False
     snapshot_every: int = 0
     sampling: Sampling | None = None
+    evaluating: Evaluating | None = None
     wait_s: float = 0.0
     failure_every_s: float = 0.0
     tolerate: int = 0

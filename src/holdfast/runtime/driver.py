@@ -25,6 +25,7 @@ from holdfast.control.messages import (
     Message,
     Obsolete,
     Peer,
+    ScoresKept,
     Shutdown,
     StateAt,
 )
@@ -47,6 +48,7 @@ from holdfast.protocol.effects import (
     Consulted,
     Disconnect,
     Drain,
+    Evaluate,
     Fetch,
     Fetched,
     Flush,
@@ -266,6 +268,9 @@ class Driver:
         if isinstance(command, Meet):
             self.meet(command.peers)
             return
+        if isinstance(command, ScoresKept):
+            self.protocol.scores_kept = max(self.protocol.scores_kept, command.step)
+            return
         if isinstance(command, Obsolete):
             if self.logs is not None:
                 self.logs.collect(command.step)
@@ -405,6 +410,8 @@ class Driver:
                 return self._go_over()
             case Drain():
                 return (yield self.transport.drain)
+            case Evaluate():
+                return self._evaluate(effect)
             case Serve():
                 return self.copier.serve(effect)
             case Release(keep=keep):
@@ -480,7 +487,8 @@ class Driver:
     def _forget(self) -> None:
         """Ends the communication of a generation; what has come of a step is kept with what was handed on."""
         for (receive, step), handle in self._posted.items():
-            if receive.payload in (Payload.ACTIVATION, Payload.GRADIENT) and (value := handle.kept()) is not None:
+            kept = receive.payload in (Payload.ACTIVATION, Payload.GRADIENT) and receive.microbatch.trains
+            if kept and (value := handle.kept()) is not None:
                 log, number = self.protocol.log, receive.microbatch.number
                 log.keep(step, receive.payload, receive.boundary, number, value)
         self._upcoming.clear()
@@ -514,6 +522,10 @@ class Driver:
         self.on_run(step, self.clock() - start)
         self._record.ran(op, began)
         return result
+
+    def _evaluate(self, effect: Evaluate) -> Any:
+        self.monitor.compute()
+        return self.protocol.stage.evaluate(effect.number, effect.value, effect.layers)
 
     def _run_all(self, run: RunAll) -> None:
         """Runs operations in the thread of a script's loop, as long as no newer generation is heard of."""

@@ -238,6 +238,7 @@ class Probed:
         first_item: digest of what comes of a script's first item; empty unless a script runs.
         gpus: the names of the GPUs that are visible, by number; empty if the job does without.
         arithmetic: what a machine must have in common with this one to compute the same bits; empty if it is emulated.
+        evaluated: how many micro-batches it is evaluated by; 0: by none.
     """
 
     boundaries: tuple[TensorSpec, ...]
@@ -250,6 +251,7 @@ class Probed:
     first_item: str = ""
     gpus: tuple[str, ...] = ()
     arithmetic: str = ""
+    evaluated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +281,8 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
     check_cuts(job.grid, len(profile.layers), what="profile")
     job = job.on("cpu")  # nothing is computed
     facts = facts_of(job, layers=len(profile.layers), model="emulated", data="emulated")
-    return Probed(boundaries=(), facts=facts, job=job)
+    evaluated = 0 if job.evaluate is None else job.evaluate.microbatches
+    return Probed(boundaries=(), facts=facts, job=job, evaluated=evaluated)
 
 
 def facts_of(

@@ -23,7 +23,7 @@ from holdfast.telemetry.story import read_story
 __all__ = ["SUMMARY", "Summary", "done_before", "events_of", "summarise", "write_summary"]
 
 SUMMARY = "summary.json"
-_OF_EVENTS = ("omitted_steps", "steps_per_s", "sent_per_step", "failures", "checkpoints")
+_OF_EVENTS = ("omitted_steps", "steps_per_s", "sent_per_step", "failures", "evaluations", "checkpoints")
 """What nothing but events can tell."""
 
 
@@ -83,6 +83,7 @@ class Summary:
             "steps_per_s": self.steps_per_s,
             "sent_per_step": self._sent_json(),
             "failures": None if "failures" in self.reasons else self.report.failures_json(),
+            "evaluations": None if "evaluations" in self.reasons else self.report.evaluations_json(),
             "resumed_from": self.resumed_from,
             "checkpoints": None if "checkpoints" in self.reasons else self.report.checkpoints,
             "reasons": dict(self.reasons),

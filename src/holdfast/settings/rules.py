@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.config.job import Job
+from holdfast.core.evaluation import Evaluating
 from holdfast.core.ids import WorkerId
 from holdfast.planning.planner import Technique
 from holdfast.planning.replays import Logging, grouped
@@ -21,6 +22,7 @@ def rules_of(
     nodes: tuple[tuple[WorkerId, ...], ...],
     job_id: str,
     directory: str,
+    evaluated: int = 0,
 ) -> JobRules:
     """Returns what all processes of a job go by.
 
@@ -31,6 +33,7 @@ def rules_of(
         nodes: which workers fail together.
         job_id: tells this job from all others.
         directory: where the trained layers are saved.
+        evaluated: how many micro-batches it is evaluated by; 0: it is not.
     """
     resilience = job.resilience
     return JobRules(
@@ -51,6 +54,7 @@ def rules_of(
         synchronous=job.checkpoint.synchronous,
         snapshot_every=resilience.snapshot_every,
         sampling=sampling_of(job),
+        evaluating=Evaluating(every=job.evaluate.every, microbatches=evaluated) if job.evaluate and evaluated else None,
         wait_s=resilience.wait_for_replacement,
         failure_every_s=resilience.failure_every_s,
         tolerate=resilience.tolerate,

@@ -36,6 +36,7 @@ __all__ = [
     "Detected",
     "Event",
     "EventLog",
+    "Evaluated",
     "EventReader",
     "Log",
     "LogLine",
@@ -487,6 +488,25 @@ class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):
     step: int
 
 
+class Evaluated(_Event, frozen=True, tag="evaluated", kw_only=True):
+    """The state before ``step`` was evaluated: the means of ``loss`` and other scores over so many micro-batches.
+
+    One that is no finite number is None. ``of``: how many micro-batches there are; of the others nothing was heard.
+    """
+
+    step: int
+    scores: tuple[tuple[str, float | None], ...]
+    microbatches: int
+    of: int
+
+    @property
+    def told(self) -> str:
+        """For people, in one line."""
+        scores = (f"{name} {'not finite' if score is None else f'{score:.6g}'}" for name, score in self.scores)
+        lost = "" if self.microbatches == self.of else f" ({self.of - self.microbatches} of {self.of} parts were lost)"
+        return f"evaluated before step {self.step}: {', '.join(scores) or 'nothing'}{lost}"
+
+
 class Pinned(_Event, frozen=True, tag="pinned", kw_only=True):
     """A worker copied its part of the checkpoint of ``step``; ``seconds`` is how long its training waited for that."""
 
@@ -603,6 +623,7 @@ Event = (
     | FaultInjected
     | Detected
     | Seated
+    | Evaluated
     | Parted
     | Synced
     | Suspected

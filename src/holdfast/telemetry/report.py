@@ -12,6 +12,7 @@ from holdfast.telemetry.events import (
     Checkpointed,
     CoordinatorLost,
     Detected,
+    Evaluated,
     Event,
     EventsMissing,
     FaultInjected,
@@ -97,6 +98,7 @@ class RunReport:
         sent_per_step: bytes that all workers together sent for a committed step, on average; None if nobody counted.
         missing: why events are missing; empty as far as the events themselves tell. None of the above is certain then.
         nodes: of each node the workers that it has, or had at the end; a node whose workers were all lost has none.
+        evaluations: the newest word of each, by step.
     """
 
     commits: tuple[tuple[int, float], ...]
@@ -112,6 +114,7 @@ class RunReport:
     sent_per_step: SentPerStep | None = None
     missing: str = ""
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    evaluations: tuple[Evaluated, ...] = ()
 
     @property
     def omitted_at_end(self) -> int:
@@ -127,6 +130,13 @@ class RunReport:
             f"{len(self.omitted)} of {len(self.commits)} steps changed nothing: the loss or a gradient was not finite"
         )
         return f"{what}; the last {self.omitted_at_end} among them" if self.omitted_at_end else what
+
+    def evaluations_json(self) -> list[dict[str, object]]:
+        """The evaluations in the form of ``summary.json``."""
+        return [
+            {"step": each.step, "scores": dict(each.scores), "microbatches": each.microbatches, "of": each.of}
+            for each in self.evaluations
+        ]
 
     def failures_json(self) -> list[dict[str, object]]:
         """The failures in the form of ``summary.json``."""
@@ -191,7 +201,13 @@ def report(events: Iterable[Timed]) -> RunReport:
         sent_per_step=_sent_per_step(timed, commits),
         missing=_missing([event for _, event in timed]),
         nodes=_nodes([event for _, event in timed]),
+        evaluations=_evaluations([event for _, event in timed]),
     )
+
+
+def _evaluations(events: list[Event]) -> tuple[Evaluated, ...]:
+    newest = {event.step: event for event in events if isinstance(event, Evaluated)}
+    return tuple(newest[step] for step in sorted(newest))
 
 
 def _missing(events: list[Event]) -> str:

@@ -124,6 +124,14 @@ class RaisingStage:
         self._took_time()
         return result
 
+    def evaluate(self, number: int, value: Any, layers: LayerRange) -> Any:
+        """See Engine.evaluate."""
+        for layer in layers.indices:
+            self._reach(WorkPhase.EVALUATION, self._stage.layer_steps()[layer], layer, number)
+        result = self._stage.evaluate(number, value, layers)
+        self._took_time()
+        return result
+
     def update(self, layer: int) -> None:
         """See StepEngine.update."""
         if layer not in self._stage.followed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 
 from holdfast.control.membership import Handover, Membership, Stay
+from holdfast.core.evaluation import Evaluating
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import group_into_nodes
@@ -162,6 +163,7 @@ class Scenario:
         technique: of the planner, which then makes all plans, the first one too; None: they keep to 1F1B's rules.
         scaled: which share of the steps has gradients that must be scaled.
         audit_every: one step of so many is audited; 0: none.
+        evaluating: when it is evaluated; None: never.
         preempted_at: when the agent is told to end, in virtual seconds, so that a checkpoint is made; None: never.
         pauses: processes that are stopped for a while.
         better: tells a better plan for who is here, if need be once some have changed places, or None; asked five
@@ -210,6 +212,7 @@ class Scenario:
     technique: Technique | None = None
     scaled: float = 0.0
     audit_every: int = 0
+    evaluating: Evaluating | None = None
     preempted_at: float | None = None
     pauses: tuple[Pause, ...] = ()
     better: Callable[[Membership], Rerouted | Migration | Handover | Stay | None] = lambda membership: None

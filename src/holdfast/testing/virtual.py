@@ -279,6 +279,7 @@ def _rules(scenario: Scenario, terms: Terms | None) -> JobRules:
         synchronous=scenario.synchronous,
         snapshot_every=scenario.snapshot_every,
         sampling=scenario.sampling,
+        evaluating=scenario.evaluating,
         wait_s=scenario.wait_for_replacement,
         tolerate=scenario.tolerate,
         fewest=scenario.fewest,

@@ -18,7 +18,7 @@ from holdfast.core.plan import Plan
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase
 from holdfast.errors import ClusterError, StorageError, WorkFailed
-from holdfast.protocol.effects import WorkerEffect
+from holdfast.protocol.effects import Evaluate, WorkerEffect
 from holdfast.protocol.executor import Run
 from holdfast.protocol.progress_monitor import ProgressMonitor
 from holdfast.protocol.stopping import ends_job
@@ -143,7 +143,8 @@ class VirtualWorker:
 
     def _compute(self) -> None:
         """An operation takes as long as its engine says, or as is drawn when its last part is run."""
-        if self._world.scenario.rates is None and isinstance(self.effect, Run) and self.effect.last:
+        ends = isinstance(self.effect, Evaluate) or (isinstance(self.effect, Run) and self.effect.last)
+        if self._world.scenario.rates is None and ends:
             self.sleep(self._world.time.draw(self._world.scenario.delays.compute))
 
     def _saved(self, layer: int, digest: str | None) -> None:

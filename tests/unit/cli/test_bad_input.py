@@ -117,7 +117,8 @@ def complaint(done):
         (
             ["train", "job.yaml", "--fault", "kill:0.0@1:lunch"],
             "holdfast: --fault kill:0.0@1:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, "
-            "gradients, verdict, update, commit, checkpoint, detect, persist, broadcast, install, copy, replay",
+            "gradients, verdict, update, commit, evaluate, checkpoint, detect, persist, broadcast, install, copy, "
+            "replay",
         ),
         (["train"], "holdfast train: the following arguments are required: JOB.yaml (see holdfast train --help)"),
         (

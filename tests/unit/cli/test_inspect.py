@@ -23,6 +23,7 @@ from holdfast.telemetry.events import (
     CoordinatorLost,
     CoordinatorReady,
     Detected,
+    Evaluated,
     Event,
     EventLog,
     EventsMissing,
@@ -134,6 +135,14 @@ TOLD = [
     (
         PlanImproved(generation=4, before=30.0, period=27.0),
         "a plan whose steps are 10.0% shorter was found: generation 4",
+    ),
+    (
+        Evaluated(step=10, scores=(("loss", 2.5),), microbatches=4, of=4),
+        "evaluated before step 10: loss 2.5",
+    ),
+    (
+        Evaluated(step=10, scores=(("loss", None), ("accuracy", 0.75)), microbatches=3, of=4),
+        "evaluated before step 10: loss not finite, accuracy 0.75 (1 of 4 parts were lost)",
     ),
     (LibraryFilled(failures=3), "the plan library is complete, for 1 to 3 failures"),
     (

@@ -109,6 +109,7 @@ def test_every_other_key_of_every_section_counts():
     counted = {path.partition(".")[0] for path in values}
     assert counted >= {field.name for field in msgspec.structs.fields(Job)} - {
         "name",
+        "evaluate",
         "resilience",
         "checkpoint",
         "logging",

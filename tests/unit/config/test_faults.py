@@ -83,7 +83,7 @@ def test_what_a_kind_cannot_have(text, complaint):
         (
             "kill:1.2@5:lunch",
             "--fault kill:1.2@5:lunch: unknown point 'lunch'; known: start, forward, backward, reduce, gradients, "
-            "verdict, update, commit, checkpoint, detect, persist, broadcast, install, copy, replay",
+            "verdict, update, commit, evaluate, checkpoint, detect, persist, broadcast, install, copy, replay",
         ),
         ("kill:1.2@five", "--fault kill:1.2@five: step 'five' is not a whole number from 0"),
         ("kill:1.2@-1", "--fault kill:1.2@-1: step '-1' is not a whole number from 0"),

@@ -25,6 +25,9 @@ JOB = {
 }
 
 
+TEXT = {"kind": "text", "path": "stdlib"}
+
+
 def with_value(path, value):
     tree = copy.deepcopy(JOB)
     *parents, last = path.split(".")
@@ -54,16 +57,45 @@ def complaint(tree, *overrides):
         (
             "zzz",
             1,
-            "zzz: unknown key; known: checkpoint, cluster, control, data, grid, logging, model, name, optimizer, "
-            "resilience, resume, train",
+            "zzz: unknown key; known: checkpoint, cluster, control, data, evaluate, grid, logging, model, name, "
+            "optimizer, resilience, resume, train",
         ),
         (
             "model.hieght",
             1,
             "model.hieght: unknown key; known: checkpoint_activations, context, dropout, heads, kind, layers, width",
         ),
-        ("data.quux", 1, "data.quux: unknown key; known: context, kind, path"),
+        ("data.quux", 1, "data.quux: unknown key; known: context, kind, path, tokenizer"),
         ("data.context", 1, "data.context: this model says it itself; expected model.context"),
+        (
+            "data.tokenizer",
+            "/words",
+            "data.tokenizer: this model is one of bytes; expected bytes, or another model",
+        ),
+        ("evaluate.quux", 1, "evaluate.quux: unknown key; known: data, every, metrics, microbatches"),
+        ("evaluate", {"every": 0, "data": TEXT}, "evaluate.every: expected `int` >= 1, got 0"),
+        ("evaluate", {"every": 2}, "evaluate.data: is missing and has no default"),
+        (
+            "evaluate",
+            {"every": 2, "data": {**TEXT, "context": 4}},
+            "evaluate.data.context: this model says it itself; expected model.context",
+        ),
+        (
+            "evaluate",
+            {"every": 2, "data": {"kind": "texts"}},
+            "evaluate.data.kind: expected one of text, digits, tinyimagenet, breast-cancer, nt3, python, script, got "
+            "'texts'",
+        ),
+        (
+            "evaluate",
+            {"every": 2, "data": {"kind": "text", "path": "stdlib", "pth": 1}},
+            "evaluate.data.pth: unknown key; did you mean path?",
+        ),
+        (
+            "evaluate",
+            {"every": 2, "data": {"kind": "script"}},
+            "evaluate: a script evaluates in its own loop: expected none",
+        ),
         (
             "grid.kind",
             "x",

@@ -48,6 +48,8 @@ from holdfast.control.messages import (
     Resume,
     Save,
     Saved,
+    Scored,
+    ScoresKept,
     ShardFailed,
     ShardWritten,
     Shutdown,
@@ -78,7 +80,7 @@ from holdfast.core.replay import Replay
 from holdfast.core.work import WorkPhase
 from holdfast.schedule.builders import adaptive_plan, regular_plan
 from holdfast.storage.checkpoints import Shard
-from holdfast.telemetry.events import Detected, Notice, Parted, Synced
+from holdfast.telemetry.events import Detected, Evaluated, Notice, Parted, Synced
 
 W = WorkerId(1, 2)
 PLAN = adaptive_plan(regular_plan(2, split_evenly(5, 3), 3), [W])
@@ -106,6 +108,8 @@ AUDITED = Audited(
     worker=WorkerId(0, 2), generation=1, step=4, layer=3, microbatch=5, runner=W, claims=(COMPUTED, COMPUTED)
 )
 
+SCORED = Scored(worker=W, generation=1, step=4, names=("loss", "accuracy"), rows=((0, (0.1, 1.0)), (3, (0.2, 0.0))))
+
 MESSAGES = [
     Hello(worker=W, process=process_of(W, 7), raised=RAISED),
     Hello(worker=W, process=process_of(W, 7), here=Here(address="127.0.0.1:4000", nonce=bytes(16))),
@@ -119,6 +123,8 @@ MESSAGES = [
     Status(worker=WorkerId(0, 2), generation=2, layer_steps=(), executed=(), disputed=AUDITED),
     AUDITED,
     Weighed(worker=W, generation=1, step=4, digests=((3, "ab"), (4, "cd"))),
+    SCORED,
+    Hello(worker=W, process=process_of(W, 7), scored=(SCORED, SCORED)),
     Refused(worker=W, generation=1, step=4, omitted=True),
     Joined(worker=W, generation=1, step=4),
     Leaving(worker=W),
@@ -184,6 +190,9 @@ COMMANDS = [
     Strike(worker=W, spec="kill-node:2@5:start"),
     Remark(worker=None, kind="k", text="t"),
     Resume(generation=4, step=9),
+    Resume(generation=4, step=9, evaluates=((0, 2), (4, 5))),
+    ScoresKept(step=9),
+    Told(news=Evaluated(step=9, scores=(("loss", 0.5),), microbatches=4, of=4)),
     Obsolete(step=20),
     ReplayOrder(generation=4, state=StateAt(url="s3://bucket/run", step=6), num_layers=8, parts=(REPLAY,), vote=b"\0"),
     Resume(generation=4, step=9, votes=(b"\x00\xff",)),

@@ -18,6 +18,7 @@ from holdfast.devices.device import HOST, Device
 from holdfast.optim.digest import RunDigest, digest_states
 from holdfast.optim.factory import make_optimizer
 from holdfast.optim.loss_scale import LossScaling
+from holdfast.runtime.engine.evaluated import EvaluationData
 from holdfast.runtime.engine.model import Loss, Model
 from holdfast.runtime.engine.stage import CommitMethod, Stage
 from holdfast.runtime.engine.stepped import ReducedLayers
@@ -48,6 +49,7 @@ class Job:
     commit: CommitMethod = "shadow"
     checkpointed: frozenset[int] = frozenset()
     outputs: Sequence[TensorSpec] = ()
+    evaluation: EvaluationData | None = None
     device: Device = field(default_factory=_device)
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
@@ -69,6 +71,7 @@ class Job:
                 commit=self.commit,
                 checkpointed=self.checkpointed,
                 outputs=self.outputs,
+                evaluation=self.evaluation,
                 device=self.device,
             )
             for start, stop in ranges

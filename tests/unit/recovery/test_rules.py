@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 
 from holdfast import parse_job
+from holdfast.core.evaluation import Evaluating
 from holdfast.core.placement import group_into_nodes
 from holdfast.core.profile import uniform_profile
 from holdfast.recovery.rules import JobRules
@@ -17,6 +18,7 @@ TREE = {
     "grid": {"pipelines": 3, "stages": 2, "microbatches": 2},
     "train": {"steps": 9, "technique": "staggered", "audit_every": 4},
     "checkpoint": {"every": 3, "synchronous": True},
+    "evaluate": {"every": 3, "data": {"kind": "digits"}},
     "resilience": {
         "strategy": "templates",
         "tolerate": 1,
@@ -43,7 +45,7 @@ def rules(profile=None, **sections):
         rates=profile and rates_of(profile, job.cluster),
     )
     nodes = group_into_nodes(plan.workers, 1)
-    return rules_of(job, planned, ties=ties, nodes=nodes, job_id="j", directory="final")
+    return rules_of(job, planned, ties=ties, nodes=nodes, job_id="j", directory="final", evaluated=5)
 
 
 def test_every_key_that_decisions_go_by_arrives():
@@ -59,4 +61,5 @@ def test_every_key_that_decisions_go_by_arrives():
     assert [each.name for each in fields(JobRules) if each.default is MISSING] == ["steps"]
     assert rules(resilience={"strategy": "auto"}).shapes is None, "of what nothing is known no pipelines are made"
     assert rules(uniform_profile(6), resilience={"strategy": "adaptive"}).rates is None, "it compares nothing"
+    assert made[0].evaluating == Evaluating(every=3, microbatches=5)
     assert (made[0].steps, made[0].wait_s, made[0].fewest, made[0].weighs) == (9, 9.0, 4, True)

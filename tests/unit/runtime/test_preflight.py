@@ -97,6 +97,17 @@ def test_all_that_is_wrong_is_found_and_the_first_is_told():
         found.check()
 
 
+def test_a_fault_in_an_evaluation_needs_one():
+    evaluate = {"every": 4, "data": {"kind": "text", "path": "stdlib"}}
+    faults = [f"kill:0.0@{step}:evaluate" for step in (0, 3, 4, 8, 9)]
+    errors = preflight(request(*faults, sections={"evaluate": evaluate}), Machine()).errors
+    assert [str(error) for error in errors] == [
+        f"--fault kill:0.0@{step}:evaluate: the state before step {step} is not evaluated (evaluate.every)"
+        for step in (0, 3)
+    ]
+    assert len(preflight(request(*faults), Machine()).errors) == len(faults)
+
+
 @pytest.mark.parametrize("options", [{"isolate": True}, {"faults": (Fault.parse("partition:0.0@1"),)}])
 def test_networks_of_their_own_have_no_certificates(options):
     run = request(sections={"control": CERTIFICATES})

@@ -99,7 +99,9 @@ def test_a_step_has_no_more_samples_than_there_are(monkeypatch):
 
 def test_samples_of_text_are_as_long_as_the_model_or_the_data_say():
     data = {"kind": "text", "path": __file__}
-    with pytest.raises(ConfigError, match=r"data\.context: this model does not say how many bytes of text"):
+    with pytest.raises(
+        ConfigError, match=r"data\.context: this model does not say how many bytes or tokens a sample has"
+    ):
         build_dataset(job(data=data))
     assert build_dataset(job(data={**data, "context": 24}))[0][0].shape == (24,)
     model = {"kind": "gpt", "context": 16, "layers": 1, "width": 8, "heads": 2}

@@ -13,6 +13,7 @@ from holdfast.control.membership.forming import abort, agreed, all_told, install
 from holdfast.control.membership.grid import GridState
 from holdfast.control.membership.preparing import prepare
 from holdfast.control.membership.replaying import TooLittle, order_replays
+from holdfast.control.membership.scoring import begun_from, unevaluated
 from holdfast.control.membership.state import (
     Decision,
     Membership,
@@ -232,7 +233,7 @@ def _rejoin(state: Membership, action: Rejoin) -> Decision:
 
 def _recompute(state: Membership, action: Recompute) -> Decision:
     state = replace(
-        state,
+        begun_from(state, state.forming.resume_step),
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, lost_work=(), rest=None, left_out=frozenset()),
@@ -245,6 +246,7 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         votes=state.forming.votes,
         repeated=state.running.repeated,
         ends=state.running.ends,
+        evaluates=unevaluated(state, state.forming.resume_step),
     )
     return state, tell_each(state.alive, resume)
 

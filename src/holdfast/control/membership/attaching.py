@@ -15,6 +15,7 @@ from holdfast.control.membership.losses import on_exited, on_spare_leaving
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import fill_places, to_fill
+from holdfast.control.membership.scoring import on_scored
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import (
     Decision,
@@ -42,6 +43,9 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         reason = f"worker {worker} is no member any more"
         return state, (Tell(to=worker, process=hello.process, command=Expel(reason=reason)),)
     ids = state.grid.baseline.workers
+    if hello.scored and worker in state.present:
+        state, evaluated = on_scored(state, hello.scored[0])
+        return prefixed(evaluated, on_hello(state, worker, msgspec.structs.replace(hello, scored=hello.scored[1:])))
     if hello.raised is not None and worker in ids and not state.past_lost:  # time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
         return prefixed(told, _let_in(state, worker, hello))

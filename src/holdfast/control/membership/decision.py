@@ -63,6 +63,7 @@ from holdfast.control.membership.reattaching import on_parted
 from holdfast.control.membership.recovering import on_unreadable, on_unreplayed
 from holdfast.control.membership.refusing import on_refused
 from holdfast.control.membership.running import Upcoming
+from holdfast.control.membership.scoring import on_scored
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import (
     AnswerPlanned,
@@ -101,6 +102,7 @@ from holdfast.control.messages import (
     Refused,
     Remark,
     Saved,
+    Scored,
     ShardFailed,
     ShardWritten,
     Started,
@@ -196,6 +198,8 @@ def _decide(
             return state, () if process is None else (Tell(to=None, node=process.node, command=event),)
         case Remark():
             return state, (Tell(to=None, command=event),)
+        case Scored(worker=worker) if worker in state.present:
+            return on_scored(state, event)
         case ShardWritten() | ShardFailed():
             return on_shard(state, event)
         case Settled(error=error):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from holdfast.control.membership.counting import again_behind, again_of, begun
 from holdfast.control.membership.forming import check_distance, lowest, settled
+from holdfast.control.membership.scoring import begun_from, unevaluated
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell
 from holdfast.control.messages import CommitVote, Resume, Status
 from holdfast.core.ids import WorkerId
@@ -42,7 +43,8 @@ def finish_step(state: Membership, left_out: Container[int] = (), *, repeats: bo
         return state, ()
     check_distance(state, step)
     verdict = _verdict(statuses, step)
-    if verdict is not None and all(_has_sums(state, each, step) for each in statuses):
+    evaluated = not unevaluated(state, step)  # else its state is needed once more
+    if verdict is not None and evaluated and all(_has_sums(state, each, step) for each in statuses):
         return _concluded(state, step, verdict)
     if _is_audited(state, plan, step):
         return state, ()
@@ -105,12 +107,14 @@ def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
         concluded=True,
         dropped=_dropped(state, step),
     )
+    state = begun_from(state, step + 1)
     resume = Resume(
         generation=state.generation,
         step=step,
         concluded=verdict.value,
         repeated=state.running.repeated,
         ends=state.running.ends,
+        evaluates=unevaluated(state, step + 1),
     )
     return _resumed(state, step + 1, agreed, dict.fromkeys(state.alive, resume))
 
@@ -138,6 +142,7 @@ def _with_remainder(
         return state, ()
     if repeats and not _is_over(state, rest.step):
         state = replace(state, running=state.running.repeating(rest.step))
+    state = begun_from(state, rest.step)
     resumes = {
         worker: Resume(
             generation=state.generation,
@@ -146,6 +151,7 @@ def _with_remainder(
             rest=rest.of(worker),
             repeated=state.running.repeated,
             ends=state.running.ends,
+            evaluates=unevaluated(state, rest.step),
         )
         for worker in state.alive
     }

@@ -53,6 +53,7 @@ class Running:
         refusals: the last steps in which that had to be made up for because gradients were scaled.
         repeated: the steps whose micro-batches are run once more, in a step of their own behind them.
         ends: the step before which the loop of a script was stopped, as far as it is known; None: it was not.
+        evaluated: the newest step before which the state was evaluated, by all micro-batches; 0: none was.
     """
 
     plan: Plan | None = None
@@ -63,6 +64,7 @@ class Running:
     refusals: tuple[int, ...] = ()
     repeated: tuple[int, ...] = ()
     ends: int | None = None
+    evaluated: int = 0
 
     def repeating(self, step: int) -> Running:
         """Returns it where the micro-batches of a step are run once more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -181,6 +181,8 @@ class Membership:
         restoring: from where state can be loaded.
         exceptions: what workers met, and what was made of it.
         audits: what audits have found.
+        scores: what was told of evaluations that are not complete: by the steps before which they are and the numbers
+            of micro-batches, each score by its name. It is not stored: workers tell of it again.
         doubts: what time will tell.
         prospects: what was planned ahead.
         watch: who was heard of when.
@@ -211,6 +213,7 @@ class Membership:
     restoring: Restoring = field(default_factory=Restoring)
     exceptions: Exceptions = field(default_factory=Exceptions)
     audits: AuditState = field(default_factory=AuditState)
+    scores: Mapping[int, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
     doubts: Doubts = field(default_factory=Doubts)
     prospects: Prospects = field(default_factory=Prospects)
     watch: Watch = field(default_factory=Watch)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -60,6 +61,7 @@ from holdfast.optim.undo import inverse_of
 from holdfast.protocol.worker import Engine
 from holdfast.recovery.choice import Sizes
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
+from holdfast.runtime.engine.evaluated import EvaluationData, check_evaluation, load_evaluated
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
@@ -72,10 +74,12 @@ from holdfast.storage.checkpoints import Facts
 __all__ = [
     "StageParts",
     "build_dataset",
+    "build_evaluated",
     "build_model",
     "build_scaling",
     "build_stage",
     "checkpointed_layers",
+    "evaluation_data",
     "fingerprint_data",
     "fingerprint_model",
     "microbatch_loader",
@@ -303,10 +307,7 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     _lr_scale(job)(0)
     dataset = build_dataset(job)
     _check_step(job, len(dataset))  # before that many are read
-    if isinstance(job.model, HuggingFaceModel) and isinstance(dataset, Text | Tokens):
-        from holdfast.runtime.engine.slots.hugging_face import check_words
-
-        check_words(job.model, dataset.vocab)
+    _check_words(job, dataset)
     item, unsteady = _try_items(job, dataset)
     inputs, targets = map(device.brought, microbatch_loader(job, lambda: dataset, item)(0, 0))
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
@@ -319,6 +320,7 @@ def probe(job: Job, device: Device = HOST) -> Probed:
         check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss)
     return Probed(
         boundaries=trial.boundaries,
+        evaluated=_try_evaluation(job, model, item, trial.boundaries, device),
         sizes=Sizes(
             boundary_bytes=tuple(map(num_bytes, trial.boundaries)),
             state_bytes=trial.state_bytes,
@@ -328,6 +330,28 @@ def probe(job: Job, device: Device = HOST) -> Probed:
         ties=tie_groups(model.ties),
         warnings=_judge(job, (*unsteady, *trial.differences)),
     )
+
+
+def _check_words(job: Job, dataset: Any) -> None:
+    """Checks that a model of transformers knows all words of texts."""
+    if isinstance(job.model, HuggingFaceModel) and isinstance(dataset, Text | Tokens):
+        from holdfast.runtime.engine.slots.hugging_face import check_words
+
+        check_words(job.model, dataset.vocab)
+
+
+def _try_evaluation(job: Job, model: Model, item: ItemSpec, boundaries: tuple[TensorSpec, ...], device: Device) -> int:
+    """Evaluates by a micro-batch; returns by how many the job is evaluated."""
+    if job.evaluate is None:
+        return 0
+    dataset = build_evaluated(job)
+    with _of_evaluation():
+        _check_words(job, dataset)
+        data = evaluation_data(job, lambda: dataset, item)
+        assert data is not None, "the job has said so"
+        torch.manual_seed(job.train.seed)
+        check_evaluation(model, data, boundaries, device)
+    return min(job.evaluate.microbatches, len(dataset) // job.grid.microbatch_size)
 
 
 def _check_sharing(job: Job, model: Model, boundaries: tuple[TensorSpec, ...]) -> None:
@@ -444,6 +468,8 @@ def sources_of(job: Job) -> dict[str, str]:
         named |= {"model.target": job.model.target, "model.loss": job.model.loss}
     if isinstance(job.data, PythonData):
         named["data.target"] = job.data.target
+    if job.evaluate is not None:
+        named["evaluate.metrics"] = job.evaluate.metrics
     files = {key: _source_of(target) for key, target in named.items() if target is not None}
     found = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items() if path is not None}
     if isinstance(job.model, HuggingFaceModel):
@@ -578,6 +604,7 @@ def build_stage(
     item: ItemSpec | None = None,
     model: Model | None = None,
     data: Callable[[], Any] | None = None,
+    evaluated: Callable[[], Any] | None = None,
     sharded: Callable[..., Stage] | None = None,
     loading: AbstractContextManager[None] = _NOTHING,
     device: Device = HOST,
@@ -594,6 +621,7 @@ def build_stage(
         item: what every item of the data is like; None: it is not known.
         model: the job's, fresh, which the stage takes over; None: it is built.
         data: opens the job's data, when it is needed; None: as :func:`build_dataset` does.
+        evaluated: opens those that it is evaluated by; None: as :func:`build_evaluated` does.
         sharded: makes the stage of a worker of several GPUs; None: it has one.
         loading: entered while a micro-batch is loaded.
         device: where to compute.
@@ -602,7 +630,8 @@ def build_stage(
     if emulate is not None:
         return _emulated(job, owned, emulate)
     model = model or build_model(job)
-    options = stage_options(job, model, owned, boundaries, item, data or cache(lambda: build_dataset(job)), loading)
+    data, evaluated = data or cache(lambda: build_dataset(job)), evaluated or cache(lambda: build_evaluated(job))
+    options = stage_options(job, model, owned, boundaries, item, data, evaluated, loading)
     stage = Stage(**options, device=device, note=note) if sharded is None else sharded(**options, note=note)
     return StageParts(
         stage=stage,
@@ -619,6 +648,7 @@ def stage_options(
     boundaries: tuple[TensorSpec, ...],
     item: ItemSpec | None,
     data: Callable[[], Any],
+    evaluated: Callable[[], Any],
     loading: AbstractContextManager[None] = _NOTHING,
 ) -> dict[str, Any]:
     """Returns what a job's stage is made of, by the names that :class:`Stage` has for it.
@@ -630,6 +660,7 @@ def stage_options(
         boundaries: what every layer hands on.
         item: what every item of the data is like; None: it is not known.
         data: opens the job's data, when it is needed.
+        evaluated: opens those that it is evaluated by, when they are needed.
         loading: entered while a micro-batch is loaded.
     """
     return {
@@ -648,7 +679,60 @@ def stage_options(
         "scaling": build_scaling(job),
         "checkpointed": checkpointed_layers(job, len(model.layers)),
         "outputs": boundaries,
+        "evaluation": evaluation_data(job, evaluated, item, loading),
     }
+
+
+def evaluation_data(
+    job: Job,
+    dataset: Callable[[], Any],
+    item: ItemSpec | None,
+    loading: AbstractContextManager[None] = _NOTHING,
+) -> EvaluationData | None:
+    """Returns what a job is evaluated by; None if it is not.
+
+    Args:
+        job: the job.
+        dataset: opens the data, when first asked.
+        item: what every item is like; None: all of a micro-batch are alike.
+        loading: entered while one is loaded.
+    """
+    if job.evaluate is None:
+        return None
+    target, size, seed = job.evaluate.metrics, job.grid.microbatch_size, job.train.seed
+
+    def load(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with loading:
+            opened = dataset()
+            seed_host(layer_seed(seed, -1, number, _DATA))
+            return load_evaluated(opened, number, size, item)
+
+    return EvaluationData(load=load, metrics=None if target is None else load_target(target, "evaluate.metrics"))
+
+
+def build_evaluated(job: Job) -> Any:
+    """Opens the data that a job is evaluated by.
+
+    Raises:
+        ConfigError: it is missing, or too small for one micro-batch.
+    """
+    assert job.evaluate is not None, "else there is none"
+    with _of_evaluation():
+        dataset = build_dataset(msgspec.structs.replace(job, data=job.evaluate.data))
+    if len(dataset) < job.grid.microbatch_size:
+        raise ConfigError(
+            f"evaluate.data: {len(dataset)} samples are fewer than a micro-batch has, {job.grid.microbatch_size}"
+        )
+    return dataset
+
+
+@contextmanager
+def _of_evaluation() -> Iterator[None]:
+    """What is wrong with data is told of those that the job is evaluated by."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"evaluate.{error}" if str(error).startswith("data.") else str(error)) from error
 
 
 def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:

@@ -36,6 +36,7 @@ __all__ = ["WIDTH", "EmulatedStage"]
 _Words: TypeAlias = NDArray[np.int64]
 
 WIDTH = 8
+_EVALUATES = -1
 _WORD_BYTES = 8
 _AT_ONCE = nullcontext()
 _ODD = 0x5851F42D4C957F2D
@@ -222,6 +223,14 @@ class EmulatedStage(SteppedStage[_Words, bool]):
         if kind is OpKind.I:
             self._halved[microbatch][layers.start] = _Pass(layers, inputs, given)
         return None if kind is OpKind.W or layers.start == 0 else self._sends(value)
+
+    def evaluate(self, number: int, value: Any, layers: LayerRange) -> Any:
+        """See Engine.evaluate: the score depends on the weights of all layers."""
+        words = _words(_EVALUATES, number) if value is None else self._receives(value)
+        with self._lasting(self._seconds_of(OpKind.F, layers)):
+            for layer in layers.indices:
+                words = self._through(layer, words, _EVALUATES, number)
+        return {"loss": float(words[0] >> 32)} if layers.stop == self._num_layers else self._sends(words)
 
     def _through(self, layer: int, value: _Words, step: int, microbatch: int) -> _Words:
         """One layer's output."""

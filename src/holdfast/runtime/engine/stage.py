@@ -45,6 +45,7 @@ from holdfast.optim.shadow import ShadowedLayer
 from holdfast.optim.undoable import UndoableLayer
 from holdfast.protocol.auditing import Digests
 from holdfast.runtime.engine.auditing import SampleInputs, SampleWatch, sample_bytes
+from holdfast.runtime.engine.evaluated import EvaluationData, beside_of, run_as_evaluated, scores_of
 from holdfast.runtime.engine.model import Loss, Tie, WithContext, check_loss, check_output
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import Work, part_of
@@ -64,6 +65,8 @@ _COMMITS: Mapping[CommitMethod, type[CommittedLayer]] = {
     "shadow": ShadowedLayer,
     "undo": UndoableLayer,
 }
+_EVALUATES = -1
+"""Evaluations are seeded as if they were of the step before the first."""
 _ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
 
 
@@ -170,6 +173,7 @@ class Stage(SummedStage):
             second pass is the same code under the same seed, so the gradients have the same bits.
         note: takes what a person should know of a fall-back.
         outputs: what every layer of the model returns, for any micro-batch; empty: it is not known.
+        evaluation: the data that the job is evaluated by; None: it is not.
 
     Raises:
         ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
@@ -197,6 +201,7 @@ class Stage(SummedStage):
         checkpointed: frozenset[int] = frozenset(),
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
+        evaluation: EvaluationData | None = None,
     ) -> None:
         own_layers = layers if num_layers is not None else [layers[index] for index in owned]
         if len(own_layers) != len(owned):
@@ -225,6 +230,8 @@ class Stage(SummedStage):
         self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
         self._halves = defaultdict[int, dict[int, _Halves]](dict)
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+        self._evaluation = evaluation
+        self._loaded_to_evaluate: tuple[int, tuple[Tensor, Tensor]] | None = None
         self._watch: SampleWatch | None = None  # of this step; whoever owns the sample may ask for it
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -487,6 +494,43 @@ class Stage(SummedStage):
         if self._watches(microbatch, layer):
             self._watched.weights(gradients)
         super()._add(layer, microbatch, gradients, record)
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, number: int, value: Tensor | None, layers: LayerRange) -> Tensor | dict[str, float]:
+        """Run layers on a micro-batch that the job is evaluated by; see `Engine.evaluate`.
+
+        Args:
+            number: of the micro-batch.
+            value: what the layer before returned; None for layer 0.
+            layers: some that are held.
+
+        Returns:
+            What the next layer takes; from the last one the scores, by their names.
+        """
+        current = self._to_evaluate(number)[0].clone() if value is None else self._on.brought(value)
+        for index in layers.indices:
+            module = self._owned[index].module
+            with working(WorkPhase.EVALUATION, layer=index, microbatch=number):
+                beside = beside_of(module, lambda: self._to_evaluate(number)[0])
+                self._on.seed(layer_seed(self._seed, _EVALUATES, number, index))
+                output = run_as_evaluated(index, module, _canonical(current), beside)
+            current = check_output(index, module, output, self._outputs.get(index))
+        self._on.keep_pace()
+        if layers.stop < self.num_layers:
+            return _canonical(current)
+        assert self._evaluation is not None, "else nothing is evaluated"
+        target = self._to_evaluate(number)[1]  # before the seed: loading may draw random numbers, too
+        self._on.seed(layer_seed(self._seed, _EVALUATES, number, self.num_layers))
+        with working(WorkPhase.EVALUATION, microbatch=number):
+            return scores_of(self._loss, self._evaluation.metrics, current, target, self._on)
+
+    def _to_evaluate(self, number: int) -> tuple[Tensor, Tensor]:
+        assert self._evaluation is not None, "else nothing is evaluated"
+        if self._loaded_to_evaluate is None or self._loaded_to_evaluate[0] != number:
+            inputs, targets = self._evaluation.load(number)
+            self._loaded_to_evaluate = number, (self._on.brought(inputs), self._on.brought(targets))
+        return self._loaded_to_evaluate[1]
 
     # --- audit --------------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,10 @@ class SteppedStage(ABC, Generic[R, V]):
             f"{len(computes)} operations of step {step} at a stretch: each takes, or hands on, something"
         )
 
+    def evaluate(self, number: int, value: Any, layers: LayerRange) -> Any:
+        """Run a micro-batch that a job is evaluated by: only where layers are; a script's loop does it by itself."""
+        raise InternalError(f"micro-batch {number} of an evaluation, layers {layers}: this engine runs items of a loop")
+
     # --- samples: an engine has those of layers, or those of items ----------------------------------------------------
 
     def watch(self, layer: int, microbatch: int) -> None:

@@ -75,9 +75,14 @@ class Briefing:
     @property
     def rules(self) -> JobRules:
         """What the job says once and for all."""
-        directory = str(self.request.run_dir / "final")
         return rules_of(
-            self.job, self.planned, ties=self.probed.ties, nodes=self.nodes, job_id=self.job_id, directory=directory
+            self.job,
+            self.planned,
+            ties=self.probed.ties,
+            nodes=self.nodes,
+            job_id=self.job_id,
+            directory=str(self.request.run_dir / "final"),
+            evaluated=self.probed.evaluated,
         )
 
     @property

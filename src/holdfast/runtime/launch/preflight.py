@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from holdfast.config.job import Job
-from holdfast.core.faults import Fault
+from holdfast.core.evaluation import Evaluating
+from holdfast.core.faults import Fault, Point
 from holdfast.core.ids import WorkerId
 from holdfast.core.profile import Profile
 from holdfast.core.sum_order import better_chunks
@@ -114,8 +115,13 @@ def _check_fault(request: RunRequest, fault: Fault, machine: Machine) -> None:
     _check_target(request, fault)
     if request.job.loops and machine.probed is None:
         return  # its script is yet to say how many steps it has
-    if fault.step >= request.job.train.steps:
-        raise ConfigError(f"--fault {fault}: the last step is {request.job.train.steps - 1}")
+    steps, evaluate = request.job.train.steps, request.job.evaluate
+    if fault.point is Point.EVALUATE:
+        due = evaluate is not None and Evaluating(every=evaluate.every, microbatches=1).due(fault.step, steps)
+        if not due:
+            raise ConfigError(f"--fault {fault}: the state before step {fault.step} is not evaluated (evaluate.every)")
+    elif fault.step >= steps:
+        raise ConfigError(f"--fault {fault}: the last step is {steps - 1}")
 
 
 def _check_target(request: RunRequest, fault: Fault) -> None:

@@ -38,7 +38,15 @@ from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.compiling import watch_compiling
 from holdfast.runtime.driver import Driver, SpecOf
-from holdfast.runtime.engine.build import StageParts, build_dataset, build_model, build_stage, sources_of, stage_options
+from holdfast.runtime.engine.build import (
+    StageParts,
+    build_dataset,
+    build_evaluated,
+    build_model,
+    build_stage,
+    sources_of,
+    stage_options,
+)
 from holdfast.runtime.engine.device_of import device_of
 from holdfast.runtime.engine.model import Model
 from holdfast.runtime.engine.sharded.ranks import Ranks
@@ -89,7 +97,7 @@ def _accompany(spec: WorkerSpec, ranks: Ranks) -> None:
     data = cache(lambda: build_dataset(spec.job))
 
     def make(number: int, owned: tuple[int, ...]) -> ShardedStage:
-        options = stage_options(spec.job, build_model(spec.job), owned, spec.boundaries, spec.item, data)
+        options = stage_options(spec.job, build_model(spec.job), owned, spec.boundaries, spec.item, data, data)
         return _sharded(ranks, number, spec.job.grid.microbatch_size, **options)
 
     Companion(ranks, make).follow()
@@ -115,6 +123,7 @@ class WorkerProcess:
         self._emulated_bytes: tuple[int, ...] = ()
         self._unused: Model | None = None
         self._data = cache(lambda: build_dataset(spec.job))
+        self._evaluated = cache(lambda: build_evaluated(spec.job))
         self._here: Here | None = None
         self._awake = AwakeClock()
         self._monitor = ProgressMonitor(awake=self._awake, excused_s=PATIENCE * spec.job.control.hang_s)
@@ -172,6 +181,9 @@ class WorkerProcess:
         self._check_code()
         if parts.unused is not None:
             self._data()  # a spare has the time, and will have none when it computes
+        ends = {0, len(spec.boundaries) - 1}.intersection(parts.stage.layers)
+        if spec.job.evaluate is not None and spec.emulate is None and (ends or parts.unused is not None):
+            self._evaluated()
         if spec.resume is not None:
             _restore(parts.stage, spec.resume, load=self._load)
         self._driver = driver = self._make_driver(parts)
@@ -300,6 +312,7 @@ class WorkerProcess:
             spec.item,
             model=self._unused,
             data=self._data,
+            evaluated=self._evaluated,
             sharded=None if self._ranks is None else self._make_sharded,
             loading=self._monitor.loading,
             device=self.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.control.messages import News, Progress
-from holdfast.telemetry.events import Detected, HandingOver, Migrating, Notice, Parted, Seated, Synced
+from holdfast.telemetry.events import Detected, Evaluated, HandingOver, Migrating, Notice, Parted, Seated, Synced
 
 __all__ = ["Reporter"]
 
@@ -56,6 +56,8 @@ class Reporter:
                 since = self._asked_at.pop(worker, None)
                 after = "" if since is None else f", {now - since:.2f} s after it was started"
                 return f"worker {worker} has come: it takes part from step {step} on{after}"
+            case Evaluated():
+                return news.told
             case Notice(worker=worker, text=text):
                 return f"worker {worker}: {text}"
 

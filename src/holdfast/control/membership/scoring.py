@@ -1,0 +1,93 @@
+"""Evaluations: what workers tell of micro-batches is put together, and what is lost with somebody is run again.
+
+Nobody waits for it. A worker tells of its part before it goes on, and tells it again to whoever leads next, until it
+hears that the whole is kept. What was lost with it is evaluated once more by others, where they go back to that state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, tell_each
+from holdfast.control.messages import Scored, ScoresKept
+from holdfast.core.ids import Interval, intervals
+from holdfast.strategies.registry import strategy_named
+from holdfast.telemetry.events import Evaluated
+
+__all__ = ["all_told", "begun_from", "on_scored", "unevaluated"]
+
+
+def on_scored(state: Membership, scored: Scored) -> Decision:
+    """A worker has evaluated micro-batches; once all of an evaluation are told of, so is the whole."""
+    evaluating, step = state.rules.evaluating, scored.step
+    if evaluating is None or step <= state.running.evaluated or not evaluating.due(step, state.num_steps):
+        return state, ()
+    rows = {
+        number: {name: value for name, value in zip(scored.names, values, strict=False) if value is not None}
+        for number, values in scored.rows
+        if 0 <= number < evaluating.microbatches
+    }
+    return all_told(replace(state, scores={**state.scores, step: {**state.scores.get(step, {}), **rows}}))
+
+
+def all_told(state: Membership, *, over: bool = False) -> Decision:
+    """What is whole is told, and kept; nothing more comes of what lies before that: it is told as far as it was heard.
+
+    Not while workers are awaited that may have more to tell. ``over``: nothing more comes of any.
+    """
+    evaluating = state.rules.evaluating
+    if evaluating is None or (state.phase is Phase.REATTACHING and not over):
+        return state, ()
+    scores, last = dict(state.scores), state.num_steps
+    if over and state.running.evaluated < last:
+        scores.setdefault(last, {})
+    whole = [step for step, rows in scores.items() if over or len(rows) == evaluating.microbatches]
+    if not whole:
+        return state, ()
+    newest = max(whole)
+    told = tuple(_told(step, scores[step], evaluating.microbatches) for step in sorted(scores) if step <= newest)
+    left = {step: rows for step, rows in scores.items() if step > newest}
+    state = replace(state, running=replace(state.running, evaluated=newest), scores=left)
+    return state, (*told, *tell_each(state.alive, ScoresKept(step=newest)))
+
+
+def _told(step: int, rows: Mapping[int, Mapping[str, float]], of: int) -> Record:
+    """The means over what was heard of, in any order; each score's over the micro-batches that have it."""
+    by_name: dict[str, list[float]] = {}
+    for number in sorted(rows):
+        for name, value in rows[number].items():
+            by_name.setdefault(name, []).append(value)
+    means = tuple((name, _mean(values)) for name, values in by_name.items())
+    return Record(event=Evaluated(step=step, scores=means, microbatches=len(rows), of=of))
+
+
+def _mean(values: list[float]) -> float | None:
+    try:
+        mean = math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # of what is finite each; of infinities of both signs
+        return None
+    return mean if math.isfinite(mean) else None
+
+
+def begun_from(state: Membership, step: int) -> Membership:
+    """Returns it once all go on from the state before a step: what was evaluated of later ones, comes again.
+
+    So does what was evaluated of this one, where those who live may hold another state than they did.
+    """
+    last = step if strategy_named(state.rules.strategy).exact else max(step - 1, 0)
+    return replace(
+        state,
+        running=replace(state.running, evaluated=min(state.running.evaluated, last)),
+        scores={each: rows for each, rows in state.scores.items() if each <= last},
+    )
+
+
+def unevaluated(state: Membership, step: int) -> tuple[Interval, ...]:
+    """Returns by which micro-batches the state before a step is yet to be evaluated, as far as was heard."""
+    evaluating = state.rules.evaluating
+    if evaluating is None or not evaluating.due(step, state.num_steps) or step <= state.running.evaluated:
+        return ()
+    known = state.scores.get(step, {})
+    return intervals(number for number in range(evaluating.microbatches) if number not in known)

@@ -1,0 +1,73 @@
+"""A model that is evaluated while workers and the coordinator die: the same scores, and the same weights as without."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from holdfast.telemetry.events import Evaluated, read_events
+
+pytestmark = pytest.mark.dist
+
+SCORE = """
+def score(output, target):
+    return {"accuracy": (output.argmax(-1) == target).float().mean()}
+"""
+ALONE = ("grid.pipelines=1", "grid.stages=1", "grid.microbatches=9")
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """Overrides by which a job is evaluated before steps 2 and 4."""
+    (tmp_path / "score.py").write_text(SCORE)
+    (tmp_path / "held.txt").write_text("".join(f"{n} and what follows\n" for n in range(400)))
+    data = json.dumps({"kind": "text", "path": str(tmp_path / "held.txt")})
+    metrics = f"evaluate.metrics={tmp_path / 'score.py'}:score"
+    return "evaluate.every=2", f"evaluate.data={data}", "evaluate.microbatches=7", metrics
+
+
+def scores(run) -> list[dict]:
+    found = json.loads((run.run_dir / "summary.json").read_text())["evaluations"]
+    assert [(each["step"], each["microbatches"], each["of"]) for each in found] == [(2, 7, 7), (4, 7, 7)]
+    return [each["scores"] for each in found]
+
+
+FAULTS = [
+    ("kill:1.3@2:evaluate", "kill:0.0@4:evaluate"),
+    ("kill:1.3@2:evaluate", "join:1.3@2", "kill-coordinator@2:start"),
+    ("leave:2.3@2:evaluate", "kill:0.1@2:commit"),
+]
+
+
+@pytest.mark.parametrize("faults", FAULTS, ids=" ".join)
+def test_scores_and_weights_are_those_of_the_run_without_failures(runs, evaluated, faults):
+    survived, whole = runs.train("gpt", *faults, overrides=evaluated), runs.train("gpt", overrides=evaluated)
+    assert survived.unfired == ()
+    assert scores(survived) == scores(whole)
+    assert scores(whole)[0] != scores(whole)[1]
+    assert set(scores(whole)[0]) == {"loss", "accuracy"}
+    assert survived.weights_sha256 == whole.weights_sha256 == runs.healthy("gpt").weights_sha256
+
+
+def test_one_worker_alone_has_the_same_scores(runs, evaluated):
+    assert scores(runs.train("gpt", overrides=(*evaluated, *ALONE))) == scores(runs.train("gpt", overrides=evaluated))
+
+
+def test_what_goes_on_from_a_checkpoint_is_evaluated_from_there(runs, evaluated):
+    """Before the very step that it goes on from, too: what was told of it then, nobody knows now."""
+    first = runs.train("gpt", overrides=(*evaluated, "checkpoint.every=2"))
+    again = runs.train("gpt", overrides=evaluated, resume=f"{first.run_dir}@2")
+    assert scores(again) == scores(first)
+    assert again.weights_sha256 == first.weights_sha256
+
+
+def test_batch_norm_is_that_of_training(runs, tmp_path):
+    """Its running statistics are used, and do not change by it."""
+    digits = ("evaluate.every=2", 'evaluate.data={"kind": "digits"}', "evaluate.microbatches=6")
+    survived = runs.train("convnet", "kill:1.0@2:evaluate", overrides=digits)
+    assert survived.unfired == ()
+    assert survived.weights_sha256 == runs.healthy("convnet").weights_sha256
+    told = [event for _, event in read_events(survived.run_dir / "events.jsonl") if isinstance(event, Evaluated)]
+    assert all(event.microbatches == event.of == 6 for event in told)
+    assert 1.0 < dict(told[-1].scores)["loss"] < 5.0, "of ten classes, hardly trained"

@@ -1,0 +1,148 @@
+"""What is made of what workers tell of evaluations: means in any order, and nothing that ends a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from tests.processes import process_of
+
+from holdfast.control.membership import restore
+from holdfast.control.membership.scoring import begun_from, unevaluated
+from holdfast.control.messages import Exited, Finished, Hello, Resume, Scored, ScoresKept
+from holdfast.core.evaluation import Evaluating
+from holdfast.core.ids import WorkerId
+from holdfast.core.placement import split_evenly
+from holdfast.schedule.builders import regular_plan
+from holdfast.telemetry.events import Evaluated
+
+from .decided import DecidedJob
+
+PLAN = regular_plan(2, split_evenly(4, 2), 2)
+A, B = WorkerId(0, 1), WorkerId(1, 1)
+EVALUATING = Evaluating(every=2, microbatches=4)
+
+
+class Job(DecidedJob):
+    """One that is evaluated before steps 2, 4, 6 and 7."""
+
+    def __init__(self, strategy="auto"):
+        super().__init__(PLAN, steps=7, strategy=strategy)
+        self.blank = replace(self.blank, rules=replace(self.blank.rules, evaluating=EVALUATING))
+        self.state = replace(self.state, rules=self.blank.rules)
+
+    def scored(self, worker, step, rows, names=("loss",)):
+        return self.give(told(worker, step, rows, names))
+
+    @property
+    def evaluations(self):
+        return [event for event in self.recorded if isinstance(event, Evaluated)]
+
+    @property
+    def kept(self):
+        return {command.step for _, command in self.told if isinstance(command, ScoresKept)}
+
+
+def told(worker, step, rows, names=("loss",)):
+    rows = tuple((number, values if isinstance(values, tuple) else (values,)) for number, values in rows.items())
+    return Scored(worker=worker, generation=1, step=step, names=names, rows=rows)
+
+
+def test_it_is_told_once_all_is_there_whoever_tells_first():
+    parts = [told(A, 2, {0: 0.1, 2: 0.2}), told(B, 2, {1: 1e16}), told(B, 2, {3: -1e16})]
+    for order in permutations(parts):
+        job = Job().begun(2)
+        for each in order[:-1]:
+            assert job.give(each).evaluations == []
+        job.give(order[-1])
+        assert job.evaluations == [Evaluated(step=2, scores=(("loss", 0.07500000000000001),), microbatches=4, of=4)]
+        assert job.kept == {2}
+        assert (job.state.running.evaluated, job.state.scores) == (2, {})
+        assert job.stored.running.evaluated == 2, "whoever leads next knows it"
+    assert job.give(parts[0]).evaluations == []
+    assert job.state.scores == {}, "nothing of it is begun anew"
+
+
+def test_scores_that_some_have_and_others_do_not_are_means_over_those():
+    job = Job().begun(2)
+    job.scored(A, 2, {0: (1.0, 5.0, None), 1: (2.0, None, 7.0)}, ("loss", "a", "b"))
+    job.scored(B, 2, {2: (3.0, 9.0), 3: (4.0, 11.0)}, ("loss", "b"))
+    assert job.evaluations[0].scores == (("loss", 2.5), ("a", 5.0), ("b", 9.0))
+
+
+@pytest.mark.parametrize("values", [(1e308, 1e308), (float("nan"), 1.0), (float("inf"), float("-inf"))])
+def test_what_has_no_finite_mean_has_none(values):
+    job = Job().begun(2)
+    job.scored(A, 2, {0: values[0], 1: values[1], 2: 1.7e308, 3: 1.7e308})
+    assert job.evaluations[0].scores == (("loss", None),)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        told(A, 3, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}),
+        told(A, 8, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}),
+        told(A, 2, {-1: 1.0, 4: 1.0, 5: 1.0, 6: 1.0}),
+        told(A, 2, {0: (), 1: (1.0, 2.0)}, ()),
+        told(WorkerId(7, 7), 2, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_is_no_evaluation(strange):
+    job = Job().begun(2).give(strange)
+    assert job.evaluations == []
+    assert job.kept == set()
+    assert job.scored(A, 2, dict.fromkeys(range(4), 3.0)).evaluations[0].scores == (("loss", 3.0),)
+
+
+def test_nothing_more_comes_of_what_lies_before_one_that_is_whole():
+    job = Job().begun(2).scored(A, 2, {0: 1.0, 2: 3.0}).scored(A, 4, {0: 1.0, 2: 1.0})
+    job.scored(B, 4, {1: 1.0, 3: 1.0})
+    assert [(each.step, each.microbatches, each.scores) for each in job.evaluations] == [
+        (2, 2, (("loss", 2.0),)),
+        (4, 4, (("loss", 1.0),)),
+    ]
+    assert job.evaluations[0].told == "evaluated before step 2: loss 2 (2 of 4 parts were lost)"
+
+
+def test_what_is_lost_with_a_worker_is_asked_of_the_others():
+    job = Job().begun(2).scored(B, 2, {1: 1.0})
+    job.give(Exited(worker=A, process=process_of(A, 1), status=-9)).statuses(2)
+    resumes = {command.evaluates for _, command in job.told if isinstance(command, Resume)}
+    assert resumes == {((0, 1), (2, 4))}
+
+
+def test_at_the_end_it_is_said_what_is_missing():
+    job = Job().begun(6).scored(B, 7, {1: 1.0})
+    job.give(*(Finished(worker=worker, generation=1, step=7) for worker in PLAN.workers))
+    assert [(each.step, each.microbatches) for each in job.evaluations] == [(7, 1)]
+    silent = Job().begun(6)
+    silent.give(*(Finished(worker=worker, generation=1, step=7) for worker in PLAN.workers))
+    assert [(each.step, each.microbatches, each.scores) for each in silent.evaluations] == [(7, 0, ())]
+    assert silent.evaluations[0].told == "evaluated before step 7: nothing (4 of 4 parts were lost)"
+
+
+def test_who_leads_next_is_told_again_and_waits_for_all():
+    """One may have told of the step behind it, before another has been heard of at all."""
+    job = Job().begun(2).scored(A, 2, {0: 1.0, 2: 1.0})
+    job.state = restore(job.blank, job.stored, reattach_until=60.0)
+    hello = {"generation": 1, "activity": "running", "step": 4}
+    ours = {
+        A: (told(A, 2, {0: 1.0, 2: 1.0}), told(A, 4, dict.fromkeys(range(4), 2.0))),
+        B: (told(B, 2, {1: 5.0, 3: 5.0}),),
+    }
+    for worker in sorted(PLAN.workers, key=lambda each: each != A):
+        job.give(Hello(worker=worker, process=process_of(worker, 1), scored=ours.get(worker, ()), **hello))
+        assert bool(job.evaluations) == (worker == B), "B is the last"
+    assert [(each.step, each.scores) for each in job.evaluations] == [(2, (("loss", 3.0),)), (4, (("loss", 2.0),))]
+
+
+@pytest.mark.parametrize(("strategy", "again"), [("auto", ()), ("rollback", ((0, 4),))])
+def test_of_a_state_that_may_be_another_one_all_is_evaluated_again(strategy, again):
+    job = Job(strategy).begun(2).scored(A, 2, dict.fromkeys(range(4), 1.0)).scored(A, 4, {0: 1.0})
+    back = begun_from(job.state, 2)
+    assert unevaluated(back, 2) == again
+    assert back.scores == {}
+    assert unevaluated(begun_from(job.state, 4), 4) == (((1, 4),) if strategy == "auto" else ((0, 4),))
+    assert unevaluated(begun_from(job.state, 3), 3) == ()
