@@ -38,6 +38,15 @@ def test_a_model_that_is_cut_survives_with_the_bits_of_one_worker_and_is_read_by
     assert all(torch.equal(each, trained[name]) for name, each in read.named_parameters())
 
 
+def test_it_survives_in_bfloat16_too(runs):
+    """By autocast; cut, it has the bits of the whole in these numbers, too, or it would have been refused."""
+    precise = ("train.precision=bf16",)
+    survived = runs.train("llama", *FAULTS, overrides=precise)
+    assert survived.unfired == ()
+    assert survived.weights_sha256 == runs.train("llama", overrides=(*precise, *ALONE)).weights_sha256
+    assert survived.weights_sha256 != runs.train("llama", overrides=ALONE).weights_sha256
+
+
 def test_training_goes_on_from_weights_that_transformers_has_written(runs, tmp_path):
     first = runs.train("llama")
     assert main(["export", str(first.run_dir), "--to", str(tmp_path / "made")]) == 0

@@ -441,6 +441,9 @@ class Train(_Plain, frozen=True, kw_only=True):
             added one after another, then chunks by twos. Any number that divides them; bits depend on it. null: the
             largest power of two that does, up to 8 (docs/assumptions.md#sums).
         clip_norm: largest L2 norm of the whole model's mean gradient; null: no limit.
+        precision: of what layers and the loss compute: ``fp32``: as they are written; by torch's autocast ``bf16``, or
+            ``fp16``, which needs ``loss_scale``. Weights, sums and optimizers are as ever, and so is what ``exact``
+            says (docs/assumptions.md#precision).
         loss_scale: for half precision; null: losses are not scaled.
         technique: how steps are scheduled, also after losses: ``1f1b``, ``gpipe``, or by the planner: ``decoupled``
             (the two halves of the backward pass apart) or ``staggered`` (besides, each stage updates as soon as its own
@@ -468,6 +471,7 @@ class Train(_Plain, frozen=True, kw_only=True):
     numerics: Literal["exact", "fast"] = "exact"
     sum_chunks: Positive | None = None
     clip_norm: PositiveFloat | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     loss_scale: LossScaleSettings | None = None
     technique: Literal["auto", "1f1b", "gpipe", "decoupled", "staggered"] = "auto"
     profile: str | None = None
@@ -488,6 +492,8 @@ class Train(_Plain, frozen=True, kw_only=True):
                 "Expected device to be auto, cpu, cuda, cuda:N such as cuda:0, or path/to/file.py:name, "
                 f"got {self.device!r}"
             )
+        if self.precision == "fp16" and self.loss_scale is None:
+            raise ValueError("Expected loss_scale with precision fp16, whose small gradients would be zero: {}")
         if self.audit_every and self.numerics == "fast":
             raise ValueError(
                 f"Expected numerics to be exact with audit_every {self.audit_every}, got fast, which does not promise "

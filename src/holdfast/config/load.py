@@ -421,6 +421,7 @@ def _wrong_shards(job: Job) -> str:
     unfit = {
         "resilience.spares": (unlike and job.resilience.spares > 0, f"0, or {alike}"),
         "resilience.commit": (job.resilience.commit == "undo", "shadow"),
+        "train.precision": (job.train.precision != "fp32", "fp32"),
         "optimizer.kind": (
             job.optimizer.kind not in ("sgd", "adam", "adamw"),
             "sgd, adam or adamw, which update each element by itself",
@@ -545,6 +546,7 @@ def _wrong_loop(job: Job) -> str:
         ("optimizer", job.optimizer, Optimizer()),
         ("train.sum_chunks", train.sum_chunks, plain.sum_chunks),
         ("train.clip_norm", train.clip_norm, plain.clip_norm),
+        ("train.precision", train.precision, plain.precision),
         ("train.loss_scale", train.loss_scale, plain.loss_scale),
         ("train.technique", train.technique_unprofiled, "1f1b"),
         ("train.profile", train.profile, plain.profile),

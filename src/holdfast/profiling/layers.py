@@ -32,6 +32,7 @@ from holdfast.runtime.engine.build import (
     microbatch_loader,
     probe,
 )
+from holdfast.runtime.engine.precision import PRECISIONS
 from holdfast.runtime.engine.stage import Stage
 from holdfast.runtime.engine.stepped import ReducedLayers
 from holdfast.runtime.tensors import num_bytes
@@ -116,6 +117,7 @@ class JobLayers:
             device=self._device,
             checkpointed=checkpointed_layers(job, len(model.layers)),
             outputs=self.boundaries,
+            precision=PRECISIONS[job.train.precision],
         )
 
     def load(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:

@@ -97,6 +97,8 @@ class Trainer:
             raise ConfigError(
                 "model.kind: huggingface: a study takes models with layers of their own; expected another"
             )
+        if job.train.precision != "fp32":
+            raise ConfigError(f"train.precision: a study computes in fp32; got {job.train.precision}")
         retie(built.layers, built.ties)
         self._model = nn.Sequential(*built.layers)
         optimizer = build_optimizer(job)([each for each in self._model.parameters() if each.requires_grad])

@@ -191,6 +191,12 @@ def complaint(tree, *overrides):
             "2f2b",
             "train.technique: expected one of auto, 1f1b, gpipe, decoupled, staggered, got '2f2b'",
         ),
+        ("train.precision", "bf8", "train.precision: expected one of fp32, bf16, fp16, got 'bf8'"),
+        (
+            "train.precision",
+            "fp16",
+            "train: expected loss_scale with precision fp16, whose small gradients would be zero: {}",
+        ),
         ("optimizer.schedule", "step", "optimizer.schedule: expected one of constant, cosine, linear, got 'step'"),
         ("optimizer.lr", 0, "optimizer.lr: expected `float` > 0.0, got 0"),
         ("optimizer.lr", float("nan"), "optimizer.lr: expected `float` > 0.0, got nan"),

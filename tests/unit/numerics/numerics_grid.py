@@ -50,6 +50,7 @@ class Job:
     checkpointed: frozenset[int] = frozenset()
     outputs: Sequence[TensorSpec] = ()
     evaluation: EvaluationData | None = None
+    precision: torch.dtype | None = None
     device: Device = field(default_factory=_device)
     optimizer: Any = field(default_factory=lambda: make_optimizer("adamw", lr=1e-2, weight_decay=0.1))
 
@@ -72,6 +73,7 @@ class Job:
                 checkpointed=self.checkpointed,
                 outputs=self.outputs,
                 evaluation=self.evaluation,
+                precision=self.precision,
                 device=self.device,
             )
             for start, stop in ranges

@@ -56,10 +56,11 @@ def model(family, **options):
     return HuggingFaceModel(config={"model_type": family, **FAMILIES[family]}, **options)
 
 
+@pytest.mark.parametrize("precision", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_has_the_bits_of_the_whole(family):
+def test_a_family_has_the_bits_of_the_whole(family, precision):
     torch.manual_seed(3)
-    check_whole(model(family), batch(), gpt.loss)
+    check_whole(model(family), batch(), gpt.loss, precision)
 
 
 def test_attention_is_computed_as_it_is_told():

@@ -64,6 +64,7 @@ from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.engine.evaluated import EvaluationData, check_evaluation, load_evaluated
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
+from holdfast.runtime.engine.precision import PRECISIONS
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.trial import try_items, try_model
@@ -311,13 +312,14 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     item, unsteady = _try_items(job, dataset)
     inputs, targets = map(device.brought, microbatch_loader(job, lambda: dataset, item)(0, 0))
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
-    trial = try_model(model, stage_of, (inputs, targets), job.train.seed, device)
+    precision = PRECISIONS[job.train.precision]
+    trial = try_model(model, stage_of, (inputs, targets), job.train.seed, device, precision)
     _check_sharing(job, model, trial.boundaries)
     if isinstance(job.model, HuggingFaceModel):
         from holdfast.runtime.engine.slots.hugging_face import check_whole
 
         torch.manual_seed(job.train.seed)
-        check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss)
+        check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss, precision)
     return Probed(
         boundaries=trial.boundaries,
         evaluated=_try_evaluation(job, model, item, trial.boundaries, device),
@@ -350,7 +352,7 @@ def _try_evaluation(job: Job, model: Model, item: ItemSpec, boundaries: tuple[Te
         data = evaluation_data(job, lambda: dataset, item)
         assert data is not None, "the job has said so"
         torch.manual_seed(job.train.seed)
-        check_evaluation(model, data, boundaries, device)
+        check_evaluation(model, data, boundaries, device, PRECISIONS[job.train.precision])
     return min(job.evaluate.microbatches, len(dataset) // job.grid.microbatch_size)
 
 
@@ -378,6 +380,7 @@ def _stage_to_try(job: Job, model: Model, load: Loader, device: Device, index: i
         load=load,
         device=device,
         checkpointed=checkpointed_layers(job, num_layers),
+        precision=PRECISIONS[job.train.precision],
     )
 
 
@@ -680,6 +683,7 @@ def stage_options(
         "checkpointed": checkpointed_layers(job, len(model.layers)),
         "outputs": boundaries,
         "evaluation": evaluation_data(job, evaluated, item, loading),
+        "precision": PRECISIONS[job.train.precision],
     }
 
 

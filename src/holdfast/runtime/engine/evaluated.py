@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Loss, Model, WithContext, check_output
+from holdfast.runtime.engine.precision import cast_to
 from holdfast.runtime.tensors import places
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
 Metrics: TypeAlias = Callable[[Tensor, Tensor], Mapping[str, Any]]
 """``metrics(output, target)``: numbers of a micro-batch, by their names; or tensors of one element."""
 _LOSS = "loss"
+_AS_WRITTEN = nullcontext()
 _MOST = 32
 
 
@@ -50,9 +52,22 @@ class EvaluationData:
     metrics: Metrics | None = None
 
 
-def beside_of(module: nn.Module, inputs: Callable[[], Tensor]) -> object | None:
-    """Returns what a layer is given beside its input; None for one that is given nothing."""
-    return module.context(inputs()) if isinstance(module, WithContext) else None
+def beside_of(
+    module: nn.Module, inputs: Callable[[], Tensor], cast: AbstractContextManager[object] = _AS_WRITTEN
+) -> object | None:
+    """Returns what a layer is given beside its input; None for one that is given nothing.
+
+    Args:
+        module: the layer.
+        inputs: loads those of the micro-batch, if they are needed.
+        cast: entered for the layer's own operations.
+    """
+    if not isinstance(module, WithContext):
+        return None
+    given = inputs()
+    with cast:
+        beside: object = module.context(given)
+    return beside
 
 
 def run_as_evaluated(index: int, module: nn.Module, value: Tensor, beside: object | None) -> Tensor:
@@ -122,7 +137,11 @@ def _number(name: str, value: object, device: Device) -> float:
 
 
 def check_evaluation(
-    model: Model, data: EvaluationData, outputs: Sequence[TensorSpec] = (), device: Device = HOST
+    model: Model,
+    data: EvaluationData,
+    outputs: Sequence[TensorSpec] = (),
+    device: Device = HOST,
+    precision: torch.dtype | None = None,
 ) -> None:
     """Checks that a model can be evaluated: by its first micro-batch.
 
@@ -131,6 +150,7 @@ def check_evaluation(
         data: what it is evaluated by.
         outputs: what every layer returns in training, and has to return here; empty: that is not known.
         device: where it is computed.
+        precision: of what autocast makes it; None: as it is written.
 
     Raises:
         ConfigError: it cannot.
@@ -140,9 +160,11 @@ def check_evaluation(
     for index, module in enumerate(model.layers):
         module.to(device.torch)
         with theirs(f"evaluate: layer {index} ({type(module).__name__}) failed in eval mode"):
-            beside = beside_of(module, lambda: inputs)
-            value = check_output(index, module, run_as_evaluated(index, module, value, beside), known.get(index))
-    with theirs("evaluate.metrics failed"):
+            with cast_to(precision, device.torch):
+                beside = beside_of(module, lambda: inputs)
+                output = run_as_evaluated(index, module, value, beside)
+            value = check_output(index, module, output, known.get(index))
+    with theirs("evaluate.metrics failed"), cast_to(precision, device.torch):
         scores_of(model.loss, data.metrics, value, target, device)
 
 

@@ -23,7 +23,7 @@ import logging
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal, Self, TypeAlias
@@ -46,7 +46,8 @@ from holdfast.optim.undoable import UndoableLayer
 from holdfast.protocol.auditing import Digests
 from holdfast.runtime.engine.auditing import SampleInputs, SampleWatch, sample_bytes
 from holdfast.runtime.engine.evaluated import EvaluationData, beside_of, run_as_evaluated, scores_of
-from holdfast.runtime.engine.model import Loss, Tie, WithContext, check_loss, check_output
+from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
+from holdfast.runtime.engine.precision import cast_to
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
 from holdfast.runtime.engine.stepped import Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, check_untied, own
@@ -174,6 +175,7 @@ class Stage(SummedStage):
         note: takes what a person should know of a fall-back.
         outputs: what every layer of the model returns, for any micro-batch; empty: it is not known.
         evaluation: the data that the job is evaluated by; None: it is not.
+        precision: of what autocast makes each layer's operations, and those of the loss; None: as they are written.
 
     Raises:
         ConfigError: layers share a parameter that was not untied, or a parameter's type is not supported.
@@ -202,6 +204,7 @@ class Stage(SummedStage):
         note: Callable[[str], None] = _log.warning,
         outputs: Sequence[TensorSpec] = (),
         evaluation: EvaluationData | None = None,
+        precision: torch.dtype | None = None,
     ) -> None:
         own_layers = layers if num_layers is not None else [layers[index] for index in owned]
         if len(own_layers) != len(owned):
@@ -230,7 +233,7 @@ class Stage(SummedStage):
         self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
         self._halves = defaultdict[int, dict[int, _Halves]](dict)
         self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
-        self._evaluation = evaluation
+        self._evaluation, self._precision = evaluation, precision
         self._loaded_to_evaluate: tuple[int, tuple[Tensor, Tensor]] | None = None
         self._watch: SampleWatch | None = None  # of this step; whoever owns the sample may ask for it
 
@@ -386,29 +389,33 @@ class Stage(SummedStage):
 
     def _beside(self, owned: Owned, step: int, microbatch: int) -> object | None:
         """Returns what a layer is given beside its input; before it is seeded: loading may draw random numbers."""
-        module = owned.module
-        return module.context(self._samples(step, microbatch)[0]) if isinstance(module, WithContext) else None
+        return beside_of(owned.module, lambda: self._samples(step, microbatch)[0], self._cast())
 
     def _run_layer(self, index: int, owned: Owned, source: Tensor, seed: int, beside: object | None) -> _Cell:
         self._on.seed(seed)
         given = (source,) if beside is None else (source, beside)
         marks = [_mark(place.tensor) for place in self._known[index].watched]
         if owned.stats.width:
-            with owned.stats.apart():
+            with owned.stats.apart(), self._cast():
                 output = owned.module(*given)
                 record: Tensor | None = owned.stats.taken()
         else:
-            output, record = owned.module(*given), None
+            with self._cast():
+                output, record = owned.module(*given), None
         if marks:
             _check_watched(index, owned.module, self._known[index], marks)
         return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record, beside)
+
+    def _cast(self) -> AbstractContextManager[object]:
+        """Within it operations are of the job's precision."""
+        return cast_to(self._precision, self._device)
 
     def _run_loss(self, context: _Context, step: int, microbatch: int) -> None:
         last = context.cells[-1]
         context.logits = _cut(last.output, wants_gradient=True)
         target = self._samples(step, microbatch)[1]  # before the seed: loading may draw random numbers, too
         self._on.seed(self._seed_of(step, microbatch, self.num_layers))
-        with working(WorkPhase.LOSS, microbatch=microbatch):
+        with working(WorkPhase.LOSS, microbatch=microbatch), self._cast():
             context.loss = check_loss(self._loss(context.logits, target))
         value = context.loss.detach().float().reshape(1)
         last.record = value if last.record is None else torch.cat([value, last.record])
@@ -512,9 +519,10 @@ class Stage(SummedStage):
         for index in layers.indices:
             module = self._owned[index].module
             with working(WorkPhase.EVALUATION, layer=index, microbatch=number):
-                beside = beside_of(module, lambda: self._to_evaluate(number)[0])
+                beside = beside_of(module, lambda: self._to_evaluate(number)[0], self._cast())
                 self._on.seed(layer_seed(self._seed, _EVALUATES, number, index))
-                output = run_as_evaluated(index, module, _canonical(current), beside)
+                with self._cast():
+                    output = run_as_evaluated(index, module, _canonical(current), beside)
             current = check_output(index, module, output, self._outputs.get(index))
         self._on.keep_pace()
         if layers.stop < self.num_layers:
@@ -522,7 +530,7 @@ class Stage(SummedStage):
         assert self._evaluation is not None, "else nothing is evaluated"
         target = self._to_evaluate(number)[1]  # before the seed: loading may draw random numbers, too
         self._on.seed(layer_seed(self._seed, _EVALUATES, number, self.num_layers))
-        with working(WorkPhase.EVALUATION, microbatch=number):
+        with working(WorkPhase.EVALUATION, microbatch=number), self._cast():
             return scores_of(self._loss, self._evaluation.metrics, current, target, self._on)
 
     def _to_evaluate(self, number: int) -> tuple[Tensor, Tensor]:

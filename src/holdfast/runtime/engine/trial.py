@@ -24,6 +24,7 @@ from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Model, check_loss, name_of
+from holdfast.runtime.engine.precision import cast_to
 from holdfast.runtime.engine.stage import Stage, layer_seed
 from holdfast.runtime.tensors import same_bits
 
@@ -69,6 +70,7 @@ def try_model(
     batch: tuple[Tensor, Tensor],
     seed: int,
     device: Device = HOST,
+    precision: torch.dtype | None = None,
 ) -> Trial:
     """Runs every layer on a micro-batch: forward, the loss, backward and the update of each, everything twice.
 
@@ -79,6 +81,7 @@ def try_model(
         batch: inputs and targets of a micro-batch.
         seed: of the job.
         device: where the stages compute, and the batch is.
+        precision: of what autocast makes the loss; the stages know it.
 
     Raises:
         ConfigError: their code raised, or broke a rule for layers or for the loss; names the layer.
@@ -90,7 +93,7 @@ def try_model(
     for index in range(len(model.layers)):
         values.append(_forward(model, stage_of(index), index, values[index]))
         _check_stats(model, stage_of(index), index, *values[-2:])
-    gradient, told = _loss_gradient(model, values[-1], batch[1], seed, device)
+    gradient, told = _loss_gradient(model, values[-1], batch[1], seed, device, precision)
     sizes: list[int] = []
     for index in reversed(range(len(model.layers))):
         before = _drawn()
@@ -162,14 +165,17 @@ def _run(model: Model, stage: Stage, index: int, value: Tensor, gradient: Tensor
     return _Ran(forward=(output,), backward=backward, update=digest, state_bytes=size)
 
 
-def _loss_gradient(model: Model, output: Tensor, target: Tensor, seed: int, device: Device) -> tuple[Tensor, list[str]]:
+def _loss_gradient(
+    model: Model, output: Tensor, target: Tensor, seed: int, device: Device, precision: torch.dtype | None
+) -> tuple[Tensor, list[str]]:
     """Returns the gradient for the model's output, and what differed when it was computed again."""
     before, found = _drawn(), []
     for _ in range(2):
         leaf = output.clone().requires_grad_()
         device.seed(layer_seed(seed, 0, 0, len(model.layers)))
         with theirs(f"model.loss: failed on an output of {spec_of(output)} and a target of {spec_of(target)}"):
-            loss = check_loss(model.loss(leaf, target.clone()))
+            with cast_to(precision, device.torch):
+                loss = check_loss(model.loss(leaf, target.clone()))
             (gradient,) = torch.autograd.grad(loss, [leaf])
         found.append((loss.detach(), gradient))
     same = _same(*found)

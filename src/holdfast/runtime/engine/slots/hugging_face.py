@@ -46,8 +46,10 @@ def causal_layers(model: HuggingFaceModel) -> tuple[nn.Module, ...]:
         return _layers(whole, _blocks(whole))
 
 
-def check_whole(model: HuggingFaceModel, batch: tuple[Tensor, Tensor], loss: Loss) -> None:
-    """Checks that the layers of a model give the bits of the whole.
+def check_whole(
+    model: HuggingFaceModel, batch: tuple[Tensor, Tensor], loss: Loss, precision: torch.dtype | None = None
+) -> None:
+    """Checks that the layers of a model give the bits of the whole, in such numbers.
 
     Raises:
         ConfigError: they do not; or see :func:`causal_layers`.
@@ -55,7 +57,7 @@ def check_whole(model: HuggingFaceModel, batch: tuple[Tensor, Tensor], loss: Los
     whole = _whole(model)
     found = _blocks(whole)
     with theirs(f"model: {type(whole).__name__} failed on a micro-batch"):
-        check_equal(whole, _layers(whole, found), found[0], _logits, batch, loss)
+        check_equal(whole, _layers(whole, found), found[0], _logits, batch, loss, precision)
 
 
 def check_words(model: HuggingFaceModel, words: int) -> None:

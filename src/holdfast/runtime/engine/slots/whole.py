@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.model import Loss, WithContext, check_loss
+from holdfast.runtime.engine.precision import cast_to
 from holdfast.runtime.engine.slots.frames import Call
 from holdfast.runtime.tensors import same_bits
 
@@ -17,7 +18,13 @@ __all__ = ["check_equal"]
 
 
 def check_equal(
-    whole: nn.Module, layers: Sequence[nn.Module], path: str, call: Call, batch: tuple[Tensor, Tensor], loss: Loss
+    whole: nn.Module,
+    layers: Sequence[nn.Module],
+    path: str,
+    call: Call,
+    batch: tuple[Tensor, Tensor],
+    loss: Loss,
+    precision: torch.dtype | None = None,
 ) -> None:
     """Runs a micro-batch through a module and through its layers, each part under a seed of its own.
 
@@ -28,6 +35,7 @@ def check_equal(
         call: runs it.
         batch: inputs and targets of a micro-batch.
         loss: of its output.
+        precision: of what autocast makes all that; None: as it is written.
 
     Raises:
         ConfigError: something differs; names the first thing that does.
@@ -36,9 +44,11 @@ def check_equal(
     named = {name: each for name, each in whole.named_parameters() if each.requires_grad}
     with _seeded(whole, path):
         _seed(0)
-        expected = call(whole, inputs)
-        wanted = torch.autograd.grad(check_loss(loss(expected, targets)), [*named.values()], allow_unused=True)
-    found, given = _layer_by_layer(layers, inputs, lambda output: check_loss(loss(output, targets)))
+        with cast_to(precision, inputs.device):
+            expected = call(whole, inputs)
+            total = check_loss(loss(expected, targets))
+        wanted = torch.autograd.grad(total, [*named.values()], allow_unused=True)
+    found, given = _layer_by_layer(layers, inputs, lambda output: check_loss(loss(output, targets)), precision)
     kind = type(whole).__name__
     if not same_bits(expected, found):
         raise ConfigError(f"{kind} cannot be cut: its layers, one after another, give other bits than the whole of it")
@@ -51,19 +61,22 @@ def check_equal(
 
 
 def _layer_by_layer(
-    layers: Sequence[nn.Module], inputs: Tensor, loss: Callable[[Tensor], Tensor]
+    layers: Sequence[nn.Module], inputs: Tensor, loss: Callable[[Tensor], Tensor], precision: torch.dtype | None
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Returns the output, and the gradient of each parameter, by its identity."""
     cells: list[tuple[Tensor, Tensor]] = []
     value = inputs
     for number, layer in enumerate(layers):
         source = value.detach().requires_grad_(number > 0)
-        beside = (layer.context(inputs),) if isinstance(layer, WithContext) else ()
-        _seed(number)
-        value = layer(source, *beside)
+        with cast_to(precision, inputs.device):
+            beside = (layer.context(inputs),) if isinstance(layer, WithContext) else ()
+            _seed(number)
+            value = layer(source, *beside)
         cells.append((source, value))
     output = value.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(output), [output])
+    with cast_to(precision, inputs.device):
+        total = loss(output)
+    (gradient,) = torch.autograd.grad(total, [output])
     sums: dict[int, Tensor] = {}
     for layer, (source, returned) in reversed([*zip(layers, cells, strict=True)]):
         trained = [each for each in layer.parameters() if each.requires_grad]
