@@ -153,8 +153,9 @@ class LinkCluster:
         process = ForkedProcess(target=runpy.run_path, args=(str(WORKER),), kwargs=given, daemon=True)
         process.start()
         theirs.close()
-        self._processes[worker] = process
-        self.peers[worker] = Peer(worker, ours, process.pid, self._here)
+        with self._telling:  # what it says is heard once it has taken the place of one that was killed
+            self._processes[worker] = process
+            self.peers[worker] = Peer(worker, ours, process.pid, self._here)
         self.tell_all()
         return self.peers[worker]
 
@@ -198,7 +199,11 @@ class LinkCluster:
                 if (news := self._directory.news_for(target, self.processes)) is not None:
                     told = [self._rerouted(target, peer) for peer in news.peers]
                     self.told.setdefault(target, {}).update({peer.worker: peer for peer in told})
-                    self.peers[target].tell("meet", told)
+                    try:
+                        self.peers[target].tell("meet", told)
+                    except BrokenPipeError:
+                        if self.peers[target].pid not in self._killed:
+                            raise
 
     def _rerouted(self, source, peer):
         address = self.via.get((source, peer.worker), peer.here.address)

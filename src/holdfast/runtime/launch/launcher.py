@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.config.job import Job
+from holdfast.config.job import HuggingFaceModel, Job
 from holdfast.config.load import is_loopback
 from holdfast.control.chain.opening import DATABASE, chain_of_attempt, is_database, try_store
 from holdfast.control.messages import Ended, Progress
@@ -129,7 +129,8 @@ class Launcher:
             last = stack.enter_context(contextlib.ExitStack())  # once no process is left
             networks = stack.enter_context(self._networks())
             stack.enter_context(self._local.running())
-            self._local.start_server()
+            named = isinstance(self.request.job.model, HuggingFaceModel)
+            self._local.start_server(("holdfast.runtime.preload_transformers",) if named else ())
             machine, findings = self._plan()
             request, found = self._find(machine)
             with self._signals.interruptible():

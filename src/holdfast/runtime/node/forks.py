@@ -94,8 +94,13 @@ class Patience:
 
 @dataclass(slots=True)
 class ForkServer:
-    """The server: started when it is first needed, and again once it has died."""
+    """The server: started when it is first needed, and again once it has died.
 
+    Attributes:
+        loads: modules that it loads besides, when it is started the next time; those that are not there it leaves out.
+    """
+
+    loads: tuple[str, ...] = ()
     _pid: int | None = None
     _door: int = -1
     _alive: int = -1
@@ -236,7 +241,7 @@ class ForkServer:
                 parent=os.getpid(),
                 listener=listener.fileno(),
                 alive=his_alive,
-                preload=_PRELOAD,
+                preload=[*_PRELOAD, *self.loads],
             )
             executable: Any = spawn.get_executable()
             arguments = [executable, *util._args_from_interpreter_flags(), "-c", command]  # type: ignore[attr-defined]

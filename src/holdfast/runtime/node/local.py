@@ -78,12 +78,16 @@ class LocalProcesses:
             text = f"its process {child.pid} cannot be ended, not even killed"
             self.teller.on_event(Notice(worker=child.name, text=text))
 
-    def start_server(self) -> None:
+    def start_server(self, loads: tuple[str, ...] = ()) -> None:
         """Starts what all others are forked from; whoever was forked from one before it, had that died, is not needed.
+
+        Args:
+            loads: modules that most of them need, besides what all do.
 
         Raises:
             InternalError: it does not start.
         """
+        SERVER.loads = loads
         SERVER.start()
         self._server = SERVER.pid
 
