@@ -855,7 +855,11 @@ class WorkerProtocol:
         at, missing = self.unevaluated
         program = self._evaluation(missing if at == step else None)
         self.evaluates = step
-        rows = () if program is None else (yield from evaluate(program, step))
+        try:
+            rows = () if program is None else (yield from evaluate(program, step))
+        except ClusterError:  # whatever else comes out of it is told as of this step
+            self.evaluates = None
+            raise
         self.evaluates = None
         if rows:
             names = tuple(dict.fromkeys(name for _, scores in rows for name in scores))

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
+from holdfast.errors import ConfigError
 from holdfast.optim.loss_scale import LossScaling
 from holdfast.runtime.engine.evaluated import EvaluationData
+from holdfast.runtime.engine.precision import check_cast
 
 from .numerics_grid import Job, convnet_job, digest, forward, gpt_job, train
 
@@ -101,3 +103,12 @@ def test_it_is_evaluated_in_the_same_numbers() -> None:
 
     assert scores(precision=BF16) != scores()
     assert scores(precision=BF16) == pytest.approx(scores(), rel=0.01)
+
+
+def test_what_a_device_cannot_is_told_and_not_left_out() -> None:
+    for precision in (None, BF16, FP16):
+        check_cast(precision, torch.device("cpu"))
+    with pytest.raises(
+        ConfigError, match=r"^train.precision: torch.float64 on cpu: .*; expected fp32, or another device"
+    ):
+        check_cast(torch.float64, torch.device("cpu"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -65,6 +69,35 @@ def test_a_family_has_the_bits_of_the_whole(family, precision):
 
 def test_attention_is_computed_as_it_is_told():
     check_whole(model("llama", attention="eager"), batch(), gpt.loss)
+
+
+def test_nothing_is_fetched_though_the_library_was_there_before(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    causal_layers(model("llama"))
+    assert huggingface_hub.is_offline_mode()
+
+
+def test_what_a_server_loads_for_such_models_is_there_and_fetches_nothing():
+    code = (
+        "import sys; import holdfast.runtime.preload_transformers, threading; import huggingface_hub; "
+        "print('transformers.modeling_utils' in sys.modules, huggingface_hub.is_offline_mode(), "
+        "threading.active_count())"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "True", "1"]
+
+
+def test_a_library_that_is_broken_is_no_end_of_the_server(tmp_path):
+    """It is told where the library is used."""
+    (tmp_path / "transformers.py").write_text("raise RuntimeError('operator nms does not exist')")
+    code = "import holdfast.runtime.preload_transformers; print('goes on')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["goes", "on"]
 
 
 def test_initial_weights_are_drawn_from_the_seed():

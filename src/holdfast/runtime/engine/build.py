@@ -64,7 +64,7 @@ from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.engine.evaluated import EvaluationData, check_evaluation, load_evaluated
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
 from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
-from holdfast.runtime.engine.precision import PRECISIONS
+from holdfast.runtime.engine.precision import PRECISIONS, check_cast
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.trial import try_items, try_model
@@ -299,6 +299,8 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     Raises:
         ConfigError: something in the job cannot be used, or is not the same the second time.
     """
+    precision = PRECISIONS[job.train.precision]
+    check_cast(precision, device.torch)
     initial = _initial_weights(job)
     model = build_model(job)
     if initial is not None:
@@ -312,14 +314,14 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     item, unsteady = _try_items(job, dataset)
     inputs, targets = map(device.brought, microbatch_loader(job, lambda: dataset, item)(0, 0))
     stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
-    precision = PRECISIONS[job.train.precision]
     trial = try_model(model, stage_of, (inputs, targets), job.train.seed, device, precision)
     _check_sharing(job, model, trial.boundaries)
     if isinstance(job.model, HuggingFaceModel):
         from holdfast.runtime.engine.slots.hugging_face import check_whole
 
         torch.manual_seed(job.train.seed)
-        check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss, precision)
+        here = precision if device.torch.type == "cpu" else None  # the host may lack what another device has
+        check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss, here)
     return Probed(
         boundaries=trial.boundaries,
         evaluated=_try_evaluation(job, model, item, trial.boundaries, device),

@@ -144,9 +144,11 @@ def _configured(model: HuggingFaceModel) -> tuple[Any, Any]:
     """Returns the library, and the model's config."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
+        import huggingface_hub.constants
         import transformers
     except ImportError as error:
         raise ConfigError(f"model.kind: huggingface: {error}; {installing('hf')}") from None
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # should somebody's code have imported it before
     library: Any = transformers
     library.logging.set_verbosity_error()
     library.utils.logging.disable_progress_bar()
