@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.telemetry.events import Evaluated, read_events
 
 pytestmark = pytest.mark.dist
@@ -60,6 +61,25 @@ def test_what_goes_on_from_a_checkpoint_is_evaluated_from_there(runs, evaluated)
     again = runs.train("gpt", overrides=evaluated, resume=f"{first.run_dir}@2")
     assert scores(again) == scores(first)
     assert again.weights_sha256 == first.weights_sha256
+
+
+def test_the_best_state_is_kept_and_known_to_whoever_goes_on(runs, evaluated, tmp_path):
+    """Its checkpoint stays, however many come; a run that goes on from a later one knows of it."""
+    small = ("checkpoint.every=1", "checkpoint.keep=1", "checkpoint.synchronous=true", "evaluate.every=1")
+    wanted = (*evaluated, *small, "evaluate.best=loss", "evaluate.better=higher", "optimizer.lr=0.05")
+    first = runs.train("gpt", "kill:1.1@3:evaluate", overrides=wanted)
+    found = json.loads((first.run_dir / "summary.json").read_text())["evaluations"]
+    best = max(found, key=lambda each: each["scores"]["loss"])["step"]
+    assert [each["step"] for each in found if each["best"]][-1] == best
+    kept = {path.name for path in (first.run_dir / "checkpoints").iterdir()}
+    assert {f"step-{best:08d}", "step-00000004"} <= kept
+    assert main(["export", f"{first.run_dir}@{best}", "--to", str(tmp_path / "best")]) == 0
+    manifest = json.loads((first.run_dir / "checkpoints" / "step-00000004" / "manifest.json").read_text())
+    assert manifest["best"]["step"] in {each["step"] for each in found if each["best"]}
+    again = runs.train("gpt", overrides=(*wanted, "train.steps=5"), resume=f"{first.run_dir}@4")
+    told = json.loads((again.run_dir / "summary.json").read_text())["evaluations"]
+    known, at = manifest["best"]["score"], manifest["best"]["step"]
+    assert all(each["scores"]["loss"] > known or each["step"] == at for each in told if each["best"])
 
 
 def test_batch_norm_is_that_of_training(runs, tmp_path):

@@ -171,3 +171,22 @@ def test_an_evaluation_is_interrupted_again_and_again():
     check(result, grid)
     assert "kill:0.1@2:evaluate" in result.fired
     assert len(result.fired) >= 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_state_is_the_same_whoever_dies(seed):
+    """Also of those that evaluate again what they have gone back to, and of whoever leads next."""
+    grid, source = (2, 2, 2), random.Random(seed)
+    options = {"evaluating": Evaluating(every=1, microbatches=5, best="loss"), "checkpoint_every": 1}
+    healthy = run(grid, **options)
+    faults = [Fault.parse(text) for text in ("kill:0.1@4:backward", "kill:1.1@4:backward", "join:0.1@4", "join:1.1@4")]
+    deaths = [(source.uniform(0.0, healthy.events[-1][0]), 0.2)] if seed % 2 else []
+    result = run(grid, seed, faults=faults, wait_for_replacement=60.0, coordinator_deaths=deaths, **options)
+    assert result.outcome == "done", result.detail
+    assert set(map(str, faults)) <= set(result.fired)
+    assert best_of(result) == best_of(healthy)
+    assert best_of(healthy) in range(1, STEPS + 1)
+
+
+def best_of(result: VirtualResult) -> int:
+    return [event.step for _, event in result.events if isinstance(event, Evaluated) and event.best][-1]

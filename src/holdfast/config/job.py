@@ -516,12 +516,18 @@ class Evaluate(_Plain, frozen=True, kw_only=True):
             What a stage has not run of them yet waits in its memory.
         metrics: ``file.py:name`` or ``module:name`` of a function ``(output, target) -> {name: number}``, at most
             32; their means over the micro-batches that have them are told beside the loss.
+        best: the score, such as ``loss``, by which the best state so far is told; its checkpoint is kept however many
+            come, and ``holdfast export RUN_DIR@STEP`` writes it;
+            ``checkpoint.every`` has to divide ``every``. null: none.
+        better: whether lower or higher scores are better.
     """
 
     every: Positive
     data: Data
     microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
     metrics: str | None = None
+    best: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    better: Literal["lower", "higher"] = "lower"
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):

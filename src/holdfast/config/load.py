@@ -575,6 +575,11 @@ def _wrong_evaluation(job: Job) -> str:
         return ": a script evaluates in its own loop: expected none"
     if job.most_shards > 1:
         return ": stages of several GPUs are not evaluated with train.numerics fast: expected none, or one GPU a stage"
+    made = job.checkpoint.every
+    if job.evaluate.best and (not isinstance(made, int) or not made or job.evaluate.every % made):
+        return (
+            f".best: each evaluated state needs a checkpoint: expected checkpoint.every to divide {job.evaluate.every}"
+        )
     return _wrong_text(model, data, ".data")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast.control.messages import ShardFailed, ShardWritten
+from holdfast.core.evaluation import Best
 from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Checkpointed, CheckpointFailed, Event, Notice
 
@@ -21,10 +22,14 @@ __all__ = ["CheckpointLedger", "Settled", "WriteManifest", "note_shard", "settle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteManifest:
-    """Output: every shard of ``step`` is written; write the manifest, then say how that went by Settled."""
+    """Output: every shard of ``step`` is written; write the manifest, then say how that went by Settled.
+
+    ``best``: the best states so far, the newest last; the manifest tells of that, and checkpoints of none are deleted.
+    """
 
     step: int
     shards: tuple[Shard, ...]
+    best: tuple[Best, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,11 +126,12 @@ class Committer:
     def commit(self, commit: WriteManifest) -> Settled:
         """Writes one manifest and returns how that went; never raises because of the store."""
         try:
-            self.checkpoints.commit(commit.step, commit.shards, self.facts)
+            best = commit.best[-1] if commit.best else None
+            self.checkpoints.commit(commit.step, commit.shards, self.facts, best)
         except HoldfastError as error:
             return Settled(step=commit.step, url=self.checkpoints.url, error=str(error))
         try:
-            self.checkpoints.tidy(commit.step)
+            self.checkpoints.tidy(commit.step, {each.step for each in commit.best})
         except HoldfastError as error:
             return Settled(step=commit.step, url=self.checkpoints.url, untidy=str(error))
         return Settled(step=commit.step, url=self.checkpoints.url)
@@ -270,7 +271,7 @@ class Coordinator:
         """Tells and writes what the coordinator before us was to tell and to write, before anybody is heard."""
         self.decider.tell_again(self._recorded)
         self._lately = Lately()  # whoever was lost then was not lost now
-        for commit in self.decider.membership.checkpoints.unsettled:
+        for commit in self.decider.membership.unsettled:
             await self._commit(commit)
 
     def _tell(self, to: _Peer, command: Command) -> None:

@@ -14,23 +14,39 @@ from holdfast.core.program import WorkerProgram
 from holdfast.core.schedule import Op, OpKind
 from holdfast.core.step_plan import Piece, StepPlan
 
-__all__ = ["Evaluating", "evaluation"]
+__all__ = ["Best", "Evaluating", "evaluation"]
 
 _GOLDEN = 0.618
 """Multiples of it, without what is before their point, are spread evenly however few there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The state before ``step``, which had the best score so far."""
+
+    step: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluating:
-    """When a job is evaluated, and by how much.
+    """When a job is evaluated, by how much, and what is best.
 
     Attributes:
         every: before each step whose number is a multiple of it but 0, and behind the last one.
         microbatches: how many, at least 1.
+        best: the score by which the best state is told; empty: by none.
+        higher: whether more of it is better.
     """
 
     every: int
     microbatches: int
+    best: str = ""
+    higher: bool = False
+
+    def is_better(self, score: float, than: float) -> bool:
+        """Whether a score is better than another one; equal ones are not."""
+        return score > than if self.higher else score < than
 
     def due(self, step: int, steps: int) -> bool:
         """Whether the state before ``step`` is evaluated, of so many."""

@@ -151,7 +151,7 @@ def find(job: Job, resume: ResumeFrom | None, url: str, facts: Facts, accept: tu
         )
     if job.checkpoint_every:
         _refuse_later(url, manifest.step, frozenset(each.step for each in sound.rejected))
-    return Found(url=place, step=manifest.step, rejected=sound.rejected, notes=notes)
+    return Found(url=place, step=manifest.step, rejected=sound.rejected, notes=notes, best=manifest.best)
 
 
 def _choose(resume: ResumeFrom) -> tuple[str, Sound] | None:

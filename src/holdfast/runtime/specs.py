@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.config.deciding import deciding
 from holdfast.config.job import Job
 from holdfast.config.load import check_cuts
+from holdfast.core.evaluation import Best
 from holdfast.core.ids import WorkerId
 from holdfast.core.nodes import NodeId
 from holdfast.core.plan import Plan
@@ -46,12 +47,14 @@ class ResumeFrom:
         step: of the checkpoint; None for the newest sound one.
         auto: begin anew if there is none, and write what is left to be written if the last step is done.
         others: further places where checkpoints may be; the newest of all is meant.
+        best: which state was the best until then, once it is known which checkpoint is meant.
     """
 
     url: str
     step: int | None
     auto: bool = False
     others: tuple[str, ...] = ()
+    best: Best | None = None
 
     def __str__(self) -> str:
         if self.auto:
@@ -64,13 +67,14 @@ class Found:
     """A checkpoint that a job can go on from, every byte of it verified, and the newer ones that were rejected.
 
     ``url``: where the checkpoints are. ``notes``: what differs from the job that made it, and was accepted or could not
-    be compared; for people.
+    be compared; for people. ``best``: which state was the best until then.
     """
 
     url: str
     step: int
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...] = ()
+    best: Best | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ def rules_of(
         synchronous=job.checkpoint.synchronous,
         snapshot_every=resilience.snapshot_every,
         sampling=sampling_of(job),
-        evaluating=Evaluating(every=job.evaluate.every, microbatches=evaluated) if job.evaluate and evaluated else None,
+        evaluating=_evaluating(job, evaluated),
         wait_s=resilience.wait_for_replacement,
         failure_every_s=resilience.failure_every_s,
         tolerate=resilience.tolerate,
@@ -63,6 +63,14 @@ def rules_of(
         shapes=planned.shapes,
         weighs=planned.shapes is not None,
     )
+
+
+def _evaluating(job: Job, microbatches: int) -> Evaluating | None:
+    told = job.evaluate
+    if told is None or not microbatches:
+        return None
+    higher = told.better == "higher"
+    return Evaluating(every=told.every, microbatches=microbatches, best=told.best or "", higher=higher)
 
 
 def _logging(job: Job, nodes: tuple[tuple[WorkerId, ...], ...]) -> Logging | None:

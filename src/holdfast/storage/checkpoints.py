@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.core.evaluation import Best
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
 from holdfast.parsing import parsing
 from holdfast.storage.blobs import BlobStore
@@ -86,12 +87,13 @@ class Facts(_Stored, frozen=True, kw_only=True):
 
 
 class Manifest(_Stored, frozen=True, kw_only=True):
-    """A whole checkpoint: the state after ``step`` steps."""
+    """A whole checkpoint: the state after ``step`` steps; ``best``: which was the best until then, if that is told."""
 
     format: str
     step: Count
     facts: Facts
     shards: tuple[Shard, ...]
+    best: Best | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ class Checkpoints:
         self._store.put(f"{_folder(step)}/{shard.name}", data)
         return shard
 
-    def commit(self, step: int, shards: Iterable[Shard], facts: Facts) -> Manifest:
+    def commit(self, step: int, shards: Iterable[Shard], facts: Facts, best: Best | None = None) -> Manifest:
         """Makes a checkpoint of shards that are written. Call :meth:`tidy` afterwards.
 
         Raises:
@@ -159,7 +161,7 @@ class Checkpoints:
         After failure: the checkpoints before are as they were. Safe to repeat, also by another process.
         """
         ordered = tuple(sorted(shards, key=lambda shard: shard.layer))
-        manifest = Manifest(format=_FORMAT, step=step, facts=facts, shards=ordered)
+        manifest = Manifest(format=_FORMAT, step=step, facts=facts, shards=ordered, best=best)
         _check(manifest, step)
         data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         try:
@@ -175,10 +177,11 @@ class Checkpoints:
         except StorageError:
             return False
 
-    def tidy(self, step: int) -> None:
+    def tidy(self, step: int, spared: Collection[int] = ()) -> None:
         """Deletes what the checkpoint of ``step`` supersedes.
 
-        That is all checkpoints up to it but the newest ``keep``, and whatever of older steps never became a checkpoint.
+        That is all checkpoints up to it but the newest ``keep`` and those of steps that are ``spared``, and whatever of
+        other older steps never became a checkpoint.
 
         Raises:
             StorageError: something could not be deleted.
@@ -186,7 +189,7 @@ class Checkpoints:
         After failure: what is left are whole checkpoints, and shards without a manifest. Safe to repeat.
         """
         names = self._store.list()
-        kept = [finished for finished in _finished(names) if finished <= step][-self._keep :]
+        kept = {*[finished for finished in _finished(names) if finished <= step][-self._keep :], *spared}
         old = [name for name in names if (at := _step_of(name)) is not None and at < step and at not in kept]
         # A manifest goes before its shards, so that what is left of a checkpoint never looks like one.
         for name in sorted(old, key=lambda name: not name.endswith("/manifest.json")):

@@ -492,19 +492,22 @@ class Evaluated(_Event, frozen=True, tag="evaluated", kw_only=True):
     """The state before ``step`` was evaluated: the means of ``loss`` and other scores over so many micro-batches.
 
     One that is no finite number is None. ``of``: how many micro-batches there are; of the others nothing was heard.
+    ``best``: no state before was better, by the score that the job names.
     """
 
     step: int
     scores: tuple[tuple[str, float | None], ...]
     microbatches: int
     of: int
+    best: bool = False
 
     @property
     def told(self) -> str:
         """For people, in one line."""
         scores = (f"{name} {'not finite' if score is None else f'{score:.6g}'}" for name, score in self.scores)
         lost = "" if self.microbatches == self.of else f" ({self.of - self.microbatches} of {self.of} parts were lost)"
-        return f"evaluated before step {self.step}: {', '.join(scores) or 'nothing'}{lost}"
+        best = ", the best so far" if self.best else ""
+        return f"evaluated before step {self.step}: {', '.join(scores) or 'nothing'}{best}{lost}"
 
 
 class Pinned(_Event, frozen=True, tag="pinned", kw_only=True):

@@ -134,7 +134,13 @@ class RunReport:
     def evaluations_json(self) -> list[dict[str, object]]:
         """The evaluations in the form of ``summary.json``."""
         return [
-            {"step": each.step, "scores": dict(each.scores), "microbatches": each.microbatches, "of": each.of}
+            {
+                "step": each.step,
+                "scores": dict(each.scores),
+                "microbatches": each.microbatches,
+                "of": each.of,
+                "best": each.best,
+            }
             for each in self.evaluations
         ]
 

@@ -136,7 +136,7 @@ class VirtualCoordinator:
             contact = replace(state.contact, seats_from=self.asleep.awake_s() + HEARD_S)
             self.decider.membership = replace(state, contact=contact)
         self.decider.tell_again(self._recorded)
-        for commit in self.decider.membership.checkpoints.unsettled:
+        for commit in self.decider.membership.unsettled:
             self._wrote(commit)
         if again:
             ready = CoordinatorReady(pid=0, generation=self.decider.membership.generation)

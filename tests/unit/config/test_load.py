@@ -72,7 +72,7 @@ def complaint(tree, *overrides):
             "/words",
             "data.tokenizer: this model is one of bytes; expected bytes, or another model",
         ),
-        ("evaluate.quux", 1, "evaluate.quux: unknown key; known: data, every, metrics, microbatches"),
+        ("evaluate.quux", 1, "evaluate.quux: unknown key; known: best, better, data, every, metrics, microbatches"),
         ("evaluate", {"every": 0, "data": TEXT}, "evaluate.every: expected `int` >= 1, got 0"),
         ("evaluate", {"every": 2}, "evaluate.data: is missing and has no default"),
         (
@@ -90,6 +90,11 @@ def complaint(tree, *overrides):
             "evaluate",
             {"every": 2, "data": {"kind": "text", "path": "stdlib", "pth": 1}},
             "evaluate.data.pth: unknown key; did you mean path?",
+        ),
+        (
+            "evaluate",
+            {"every": 2, "data": TEXT, "best": "loss"},
+            "evaluate.best: each evaluated state needs a checkpoint: expected checkpoint.every to divide 2",
         ),
         (
             "evaluate",

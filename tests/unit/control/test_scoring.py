@@ -8,13 +8,15 @@ from itertools import permutations
 import pytest
 from tests.processes import process_of
 
-from holdfast.control.membership import restore
+from holdfast.control.checkpoint_ledger import WriteManifest
+from holdfast.control.membership import decide, restore
 from holdfast.control.membership.scoring import begun_from, unevaluated
-from holdfast.control.messages import Exited, Finished, Hello, Resume, Scored, ScoresKept
-from holdfast.core.evaluation import Evaluating
+from holdfast.control.messages import Exited, Finished, Hello, Resume, Scored, ScoresKept, ShardWritten
+from holdfast.core.evaluation import Best, Evaluating
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
+from holdfast.storage.checkpoints import Shard
 from holdfast.telemetry.events import Evaluated
 
 from .decided import DecidedJob
@@ -27,9 +29,9 @@ EVALUATING = Evaluating(every=2, microbatches=4)
 class Job(DecidedJob):
     """One that is evaluated before steps 2, 4, 6 and 7."""
 
-    def __init__(self, strategy="auto"):
+    def __init__(self, strategy="auto", **what):
         super().__init__(PLAN, steps=7, strategy=strategy)
-        self.blank = replace(self.blank, rules=replace(self.blank.rules, evaluating=EVALUATING))
+        self.blank = replace(self.blank, rules=replace(self.blank.rules, evaluating=replace(EVALUATING, **what)))
         self.state = replace(self.state, rules=self.blank.rules)
 
     def scored(self, worker, step, rows, names=("loss",)):
@@ -111,6 +113,40 @@ def test_what_is_lost_with_a_worker_is_asked_of_the_others():
     job.give(Exited(worker=A, process=process_of(A, 1), status=-9)).statuses(2)
     resumes = {command.evaluates for _, command in job.told if isinstance(command, Resume)}
     assert resumes == {((0, 1), (2, 4))}
+
+
+def test_the_best_is_told_and_kept_with_the_one_before():
+    job = Job(best="loss").begun(2)
+    for step, loss in ((2, 3.0), (4, 1.0), (6, 2.0)):
+        job.scored(A, step, dict.fromkeys(range(4), loss))
+        assert [each.best for each in job.evaluations] == [loss < 2.0 or step == 2]
+    assert job.stored.running.best == (Best(step=2, score=3.0), Best(step=4, score=1.0))
+    assert job.state.running.best == job.stored.running.best
+
+
+def test_a_shard_is_committed_with_what_is_best():
+    job = Job(best="loss").begun(2).scored(A, 2, dict.fromkeys(range(4), 3.0))
+    layers = PLAN.placement.num_layers
+    names = (f"layer-{layer:04d}-{'0' * 16}.safetensors" for layer in range(layers))
+    shards = [Shard(layer=layer, name=name, sha256="0" * 64, size=1) for layer, name in enumerate(names)]
+    for shard in shards:
+        job.state, outputs = decide(job.state, ShardWritten(worker=A, generation=1, step=4, shard=shard))
+    assert [each.best for each in outputs if isinstance(each, WriteManifest)] == [(Best(step=2, score=3.0),)]
+    assert [each.best for each in job.state.unsettled] == [(Best(step=2, score=3.0),)]
+
+
+@pytest.mark.parametrize(("higher", "steps"), [(False, [2, 6]), (True, [2, 4])])
+def test_what_is_better_the_job_says(higher, steps):
+    job = Job(best="a", higher=higher).begun(2)
+    for step, score in ((2, 1.0), (4, 2.0), (6, 0.5)):
+        job.scored(A, step, dict.fromkeys(range(4), (9.0, score)), ("loss", "a"))
+    assert [each.step for each in job.state.running.best] == steps
+
+
+def test_one_that_is_not_whole_or_has_no_such_score_is_never_the_best():
+    job = Job(best="loss").begun(2).scored(A, 2, {0: 0.1}).scored(A, 4, dict.fromkeys(range(4), float("nan")))
+    assert [(each.step, each.best) for each in job.evaluations] == [(2, False), (4, False)]
+    assert job.state.running.best == ()
 
 
 def test_at_the_end_it_is_said_what_is_missing():

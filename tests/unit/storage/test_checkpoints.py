@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.evaluation import Best
 from holdfast.errors import ConfigError, CorruptBlob, MissingBlob, StorageError
 from holdfast.storage.blobs import ANY_SIZE, LocalStore, open_store
 from holdfast.storage.checkpoints import Checkpoints, Facts, Shard
@@ -412,6 +413,20 @@ def test_a_deletion_that_is_cut_short_leaves_only_whole_checkpoints(folder):
         assert [checkpoints.newest_sound(step).manifest.step for step in checkpoints.steps()], deletions
     Checkpoints(LocalStore(folder), keep=1).tidy(12)
     assert len(LocalStore(folder).list()) == LAYERS + 1
+
+
+def test_checkpoints_that_are_spared_stay_and_the_others_go(tmp_path):
+    store = LocalStore(tmp_path, reserved_bytes=0)
+    for step in (3, 6, 9, 12):
+        checkpoints = Checkpoints(store, keep=1)
+        shards = [checkpoints.write_shard(step, layer, bytes([step, layer])) for layer in range(LAYERS)]
+        checkpoints.commit(step, shards, FACTS, Best(step=6, score=0.5) if step > 6 else None)
+        checkpoints.tidy(step, {6, 300})
+    assert checkpoints.steps() == (6, 12)
+    assert checkpoints.read(12).best == Best(step=6, score=0.5)
+    assert checkpoints.read(6).best is None
+    checkpoints.tidy(12)
+    assert checkpoints.steps() == (12,)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -65,7 +65,7 @@ def on_shard(state: Membership, message: ShardWritten | ShardFailed) -> Decision
     if follows is None:
         return state, ()
     if isinstance(follows, WriteManifest):
-        return state, (follows,)
+        return state, (replace(follows, best=state.running.best),)
     last = state.preempted and state.pinned == (message.step, message.generation)
     ends = last and state.phase is not Phase.SAVING
     return prefixed(_told(follows), end_preempted(state, follows.detail) if ends else (state, ()))

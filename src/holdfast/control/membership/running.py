@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from holdfast.control.messages import Status
+from holdfast.core.evaluation import Best
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
 from holdfast.planning.course import Course
@@ -54,6 +55,8 @@ class Running:
         repeated: the steps whose micro-batches are run once more, in a step of their own behind them.
         ends: the step before which the loop of a script was stopped, as far as it is known; None: it was not.
         evaluated: the newest step before which the state was evaluated, by all micro-batches; 0: none was.
+        best: the best state so far, and before it the one that was that before: its checkpoint is there until the
+            other one's is.
     """
 
     plan: Plan | None = None
@@ -65,6 +68,7 @@ class Running:
     repeated: tuple[int, ...] = ()
     ends: int | None = None
     evaluated: int = 0
+    best: tuple[Best, ...] = ()
 
     def repeating(self, step: int) -> Running:
         """Returns it where the micro-batches of a step are run once more."""

@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, tell_each
+import msgspec
+
+from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, tell_each
 from holdfast.control.messages import Scored, ScoresKept
+from holdfast.core.evaluation import Best, Evaluating
 from holdfast.core.ids import Interval, intervals
 from holdfast.strategies.registry import strategy_named
 from holdfast.telemetry.events import Evaluated
@@ -46,21 +49,34 @@ def all_told(state: Membership, *, over: bool = False) -> Decision:
     whole = [step for step, rows in scores.items() if over or len(rows) == evaluating.microbatches]
     if not whole:
         return state, ()
-    newest = max(whole)
-    told = tuple(_told(step, scores[step], evaluating.microbatches) for step in sorted(scores) if step <= newest)
+    newest, best, told = max(whole), state.running.best, list[Output]()
+    for step in sorted(each for each in scores if each <= newest):
+        event = _told(step, scores[step], evaluating.microbatches)
+        best = _better(best, event, evaluating)
+        told.append(Record(event=msgspec.structs.replace(event, best=bool(best) and best[-1].step == step)))
     left = {step: rows for step, rows in scores.items() if step > newest}
-    state = replace(state, running=replace(state.running, evaluated=newest), scores=left)
+    state = replace(state, running=replace(state.running, evaluated=newest, best=best), scores=left)
     return state, (*told, *tell_each(state.alive, ScoresKept(step=newest)))
 
 
-def _told(step: int, rows: Mapping[int, Mapping[str, float]], of: int) -> Record:
+def _better(best: tuple[Best, ...], event: Evaluated, evaluating: Evaluating) -> tuple[Best, ...]:
+    """The best states once one more was evaluated, by all micro-batches."""
+    score = dict(event.scores).get(evaluating.best)
+    if score is None or event.microbatches < event.of or (best and best[-1].step == event.step):
+        return best
+    if best and not evaluating.is_better(score, best[-1].score):
+        return best
+    return (*best[-1:], Best(step=event.step, score=score))
+
+
+def _told(step: int, rows: Mapping[int, Mapping[str, float]], of: int) -> Evaluated:
     """The means over what was heard of, in any order; each score's over the micro-batches that have it."""
     by_name: dict[str, list[float]] = {}
     for number in sorted(rows):
         for name, value in rows[number].items():
             by_name.setdefault(name, []).append(value)
     means = tuple((name, _mean(values)) for name, values in by_name.items())
-    return Record(event=Evaluated(step=step, scores=means, microbatches=len(rows), of=of))
+    return Evaluated(step=step, scores=means, microbatches=len(rows), of=of)
 
 
 def _mean(values: list[float]) -> float | None:
@@ -77,9 +93,10 @@ def begun_from(state: Membership, step: int) -> Membership:
     So does what was evaluated of this one, where those who live may hold another state than they did.
     """
     last = step if strategy_named(state.rules.strategy).exact else max(step - 1, 0)
+    best = tuple(each for each in state.running.best if each.step <= last or last == step)
     return replace(
         state,
-        running=replace(state.running, evaluated=min(state.running.evaluated, last)),
+        running=replace(state.running, evaluated=min(state.running.evaluated, last), best=best),
         scores={each: rows for each, rows in state.scores.items() if each <= last},
     )
 

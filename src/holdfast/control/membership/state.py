@@ -252,6 +252,11 @@ class Membership:
         return self.rules.steps + len(self.running.repeated) if ends is None else ends
 
     @property
+    def unsettled(self) -> tuple[WriteManifest, ...]:
+        """The manifests that are being written, in order."""
+        return tuple(replace(each, best=self.running.best) for each in self.checkpoints.unsettled)
+
+    @property
     def interval(self) -> int:
         """Steps between two checkpoints from the next generation on; 0 if the job says that once and for all."""
         return 0 if self.cadence is None else self.cadence.wanted

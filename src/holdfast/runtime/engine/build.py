@@ -354,7 +354,11 @@ def _try_evaluation(job: Job, model: Model, item: ItemSpec, boundaries: tuple[Te
         data = evaluation_data(job, lambda: dataset, item)
         assert data is not None, "the job has said so"
         torch.manual_seed(job.train.seed)
-        check_evaluation(model, data, boundaries, device, PRECISIONS[job.train.precision])
+        scores = check_evaluation(model, data, boundaries, device, PRECISIONS[job.train.precision])
+    if job.evaluate.best is not None and job.evaluate.best not in scores:
+        raise ConfigError(
+            f"evaluate.best: there is no score {job.evaluate.best!r}; expected one of {', '.join(scores)}"
+        )
     return min(job.evaluate.microbatches, len(dataset) // job.grid.microbatch_size)
 
 

@@ -142,8 +142,8 @@ def check_evaluation(
     outputs: Sequence[TensorSpec] = (),
     device: Device = HOST,
     precision: torch.dtype | None = None,
-) -> None:
-    """Checks that a model can be evaluated: by its first micro-batch.
+) -> dict[str, float]:
+    """Checks that a model can be evaluated: by its first micro-batch, whose scores it returns.
 
     Args:
         model: the model.
@@ -165,7 +165,7 @@ def check_evaluation(
                 output = run_as_evaluated(index, module, value, beside)
             value = check_output(index, module, output, known.get(index))
     with theirs("evaluate.metrics failed"), cast_to(precision, device.torch):
-        scores_of(model.loss, data.metrics, value, target, device)
+        return scores_of(model.loss, data.metrics, value, target, device)
 
 
 def load_evaluated(dataset: Any, number: int, size: int, expected: ItemSpec | None) -> tuple[Tensor, Tensor]:

@@ -195,7 +195,8 @@ def going_on(request: RunRequest, found: Found | None) -> RunRequest:
             raise ConfigError(
                 f"--fault {fault}: the run goes on from step {found.step}, earlier ones are not run again"
             )
-    return replace(request, resume=replace(request.resume, url=found.url, step=found.step), faults=faults)
+    resume = replace(request.resume, url=found.url, step=found.step, best=found.best)
+    return replace(request, resume=resume, faults=faults)
 
 
 def decide(request: RunRequest, machine: Machine, findings: PreflightFindings) -> Decided:

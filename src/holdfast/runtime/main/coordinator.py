@@ -252,6 +252,8 @@ def _membership(spec: CoordinatorSpec, stored: StoredDecision | None, contact: C
         restoring=Restoring(restorable=_restorable(spec)),
         watch=_watch(spec.job.control),
     )
+    if spec.resume is not None and spec.resume.best is not None:
+        begins = replace(begins, running=replace(begins.running, best=(spec.resume.best,)))
     return begins if stored is None else restore(begins, stored, reattach_until=contact.reattach_until)
 
 
