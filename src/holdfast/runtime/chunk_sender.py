@@ -29,6 +29,7 @@ class ChunkSender:
         # `_sent` is the sending thread's alone.
         self._sent: set[str] | None = None
         self._asked = self._answered = 0
+        self._sends = False
         self._before: int | None = None
         self._closed = False
         self._trouble = ""
@@ -43,6 +44,7 @@ class ChunkSender:
     def send(self) -> None:
         """Has all finished chunks sent; returns at once."""
         with self._changed:
+            self._sends = True
             self._asked += 1
             self._changed.notify_all()
 
@@ -54,7 +56,7 @@ class ChunkSender:
             return done and not self._trouble
 
     def collect(self, before: int) -> None:
-        """Has copies deleted that have nothing but steps before this one; returns at once."""
+        """Has copies deleted that have nothing but steps before this one, and sends nothing; returns at once."""
         with self._changed:
             self._before = before
             self._asked += 1
@@ -73,7 +75,8 @@ class ChunkSender:
                 if self._answered == self._asked:
                     return
                 asked, before, self._before = self._asked, self._before, None
-            trouble = self._try(before)
+                sends, self._sends = self._sends, False
+            trouble = self._try(before, sends=sends)
             with self._changed:
                 changed = trouble != self._trouble
                 self._trouble, self._answered = trouble, asked
@@ -81,25 +84,26 @@ class ChunkSender:
             if changed:
                 self._tell()
 
-    def _try(self, before: int | None) -> str:
-        """Sends and deletes; returns what is wrong, or nothing."""
+    def _try(self, before: int | None, *, sends: bool) -> str:
+        """Sends, if that was asked for, and deletes; returns what is wrong, or nothing."""
         try:
             if self._sent is None:
                 check_log(self._store, self._log)
                 self._sent = {chunk.name for chunk in chunks_of(self._store.list(), self._log.worker)}
-            for name in upload(self._source, self._store, self._log, self._sent):
+            for name in upload(self._source, self._store, self._log, self._sent) if sends else ():
                 self._sent.add(name)
             if before is not None:
                 self._sent.difference_update(collect(self._store, self._log.worker, before))
         except HoldfastError as error:
-            self._keep(before)
+            self._keep(before, sends=sends)
             return f"{self._store.url}: chunks of the log cannot be sent: {error}"
         except Exception as error:  # noqa: BLE001 - a thread's main: nobody else would notice
             return f"{self._store.url}: chunks of the log cannot be sent: {type(error).__name__}: {error}"
         return ""
 
-    def _keep(self, before: int | None) -> None:
-        """Deletes next time what could not be deleted now."""
+    def _keep(self, before: int | None, *, sends: bool) -> None:
+        """Sends and deletes next time what could not be now."""
         with self._changed:
+            self._sends = self._sends or sends
             if before is not None and self._before is None:
                 self._before = before

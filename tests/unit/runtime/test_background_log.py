@@ -290,6 +290,7 @@ def test_chunks_are_sent_only_once_a_failure_is_detected_unless_told_otherwise(m
     logging = make(chunk_bytes=SIZE, store=store)
     logging.step(0)
     assert logging.log.collect(0, LIMIT_S), "all that was before it is written, nothing is deleted"
+    assert logging.log._sender.sent(LIMIT_S), "what was asked of the store is done"
     assert chunks_of(store.list(), "1.0") == ()
     assert logging.log.flush(LIMIT_S)
     check_step(LogReader(store, LOG), 0)
