@@ -43,13 +43,14 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
         reason = f"worker {worker} is no member any more"
         return state, (Tell(to=worker, process=hello.process, command=Expel(reason=reason)),)
     ids = state.grid.baseline.workers
-    if hello.scored and worker in state.present:
-        state, evaluated = on_scored(state, hello.scored[0])
-        return prefixed(evaluated, on_hello(state, worker, msgspec.structs.replace(hello, scored=hello.scored[1:])))
+    outputs: tuple[Output, ...] = ()
+    for scored in hello.scored if worker in state.present else ():
+        state, told = on_scored(state, scored)
+        outputs += told
     if hello.raised is not None and worker in ids and not state.past_lost:  # time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
-        return prefixed(told, _let_in(state, worker, hello))
-    return _let_in(state, worker, hello)
+        outputs += told
+    return prefixed(outputs, _let_in(state, worker, hello))
 
 
 def _let_in(state: Membership, worker: WorkerId, hello: Hello) -> Decision:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control.checkpoint_ledger import Settled, WriteManifest, note_shard, settle
 from holdfast.control.membership.cadence import note_step, note_written
 from holdfast.control.membership.ending import end_if_saved, end_preempted, save
-from holdfast.control.membership.scoring import all_told
+from holdfast.control.membership.scoring import tell_scores
 from holdfast.control.membership.state import Decision, Membership, Output, Phase, Record, Tell, prefixed, tell_each
 from holdfast.control.messages import Obsolete, Progress, Remark, ShardFailed, ShardWritten, StateAt, StepDone
 from holdfast.core.ids import WorkerId
@@ -47,7 +47,7 @@ def on_finished(state: Membership, worker: WorkerId, step: int) -> Decision:
         state = replace(state, running=replace(state.running, ends=step))
     if not all_finished(state):
         return state, ()
-    state, told = all_told(state, over=True)
+    state, told = tell_scores(state, over=True)
     return prefixed(told, save(state, state.num_steps))
 
 

@@ -9,7 +9,7 @@ from holdfast.control.membership.boundary import change_members
 from holdfast.control.membership.ending import save
 from holdfast.control.membership.progress import all_finished, on_finished
 from holdfast.control.membership.recovering import recover, restore_if_whole
-from holdfast.control.membership.scoring import all_told
+from holdfast.control.membership.scoring import tell_scores
 from holdfast.control.membership.state import Decision, Membership, Phase, Record, prefixed
 from holdfast.control.membership.vacancies import answer_offers
 from holdfast.control.messages import Hello
@@ -69,7 +69,7 @@ def conclude_return(state: Membership) -> Decision:
     adopted = bool(hellos) and members == set(hellos) and _settled(state) and runs
     record = Record(event=Reattached(generation=state.generation, adopted=adopted))
     state, outputs = _adopt(state, hellos) if adopted else recover(state)
-    state, told = all_told(state, over=adopted and state.phase is Phase.SAVING)
+    state, told = tell_scores(state, over=adopted and state.phase is Phase.SAVING)
     return prefixed((record, *outputs, *told), answer_offers(state))
 
 

@@ -19,7 +19,7 @@ from holdfast.core.ids import Interval, intervals
 from holdfast.strategies.registry import strategy_named
 from holdfast.telemetry.events import Evaluated
 
-__all__ = ["all_told", "begun_from", "on_scored", "unevaluated"]
+__all__ = ["tell_scores", "begun_from", "on_scored", "unevaluated"]
 
 
 def on_scored(state: Membership, scored: Scored) -> Decision:
@@ -32,10 +32,10 @@ def on_scored(state: Membership, scored: Scored) -> Decision:
         for number, values in scored.rows
         if 0 <= number < evaluating.microbatches
     }
-    return all_told(replace(state, scores={**state.scores, step: {**state.scores.get(step, {}), **rows}}))
+    return tell_scores(replace(state, scores={**state.scores, step: {**state.scores.get(step, {}), **rows}}))
 
 
-def all_told(state: Membership, *, over: bool = False) -> Decision:
+def tell_scores(state: Membership, *, over: bool = False) -> Decision:
     """What is whole is told, and kept; nothing more comes of what lies before that: it is told as far as it was heard.
 
     Not while workers are awaited that may have more to tell. ``over``: nothing more comes of any.

@@ -67,6 +67,7 @@ from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
 from holdfast.runtime.engine.precision import PRECISIONS, check_cast
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
+from holdfast.runtime.engine.stepped import BEFORE_ALL
 from holdfast.runtime.engine.trial import try_items, try_model
 from holdfast.runtime.specs import Probed, facts_of
 from holdfast.runtime.tensors import num_bytes
@@ -657,7 +658,7 @@ def stage_options(
     boundaries: tuple[TensorSpec, ...],
     item: ItemSpec | None,
     data: Callable[[], Any],
-    evaluated: Callable[[], Any],
+    evaluated: Callable[[], Any] | None = None,
     loading: AbstractContextManager[None] = _NOTHING,
 ) -> dict[str, Any]:
     """Returns what a job's stage is made of, by the names that :class:`Stage` has for it.
@@ -669,7 +670,7 @@ def stage_options(
         boundaries: what every layer hands on.
         item: what every item of the data is like; None: it is not known.
         data: opens the job's data, when it is needed.
-        evaluated: opens those that it is evaluated by, when they are needed.
+        evaluated: opens those that it is evaluated by, when they are needed; None: it is not evaluated.
         loading: entered while a micro-batch is loaded.
     """
     return {
@@ -688,7 +689,7 @@ def stage_options(
         "scaling": build_scaling(job),
         "checkpointed": checkpointed_layers(job, len(model.layers)),
         "outputs": boundaries,
-        "evaluation": evaluation_data(job, evaluated, item, loading),
+        "evaluation": None if evaluated is None else evaluation_data(job, evaluated, item, loading),
         "precision": PRECISIONS[job.train.precision],
     }
 
@@ -714,7 +715,7 @@ def evaluation_data(
     def load(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         with loading:
             opened = dataset()
-            seed_host(layer_seed(seed, -1, number, _DATA))
+            seed_host(layer_seed(seed, BEFORE_ALL, number, _DATA))
             return load_evaluated(opened, number, size, item)
 
     return EvaluationData(load=load, metrics=None if target is None else load_target(target, "evaluate.metrics"))
@@ -742,7 +743,7 @@ def _of_evaluation() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"evaluate.{error}" if str(error).startswith("data.") else str(error)) from error
+        raise ConfigError(f"evaluate.{error}" if str(error).startswith(("data.", "data:")) else str(error)) from error
 
 
 def _emulated(job: Job, owned: tuple[int, ...], profile: Profile) -> StageParts:

@@ -28,7 +28,7 @@ from holdfast.core.schedule import OpKind
 from holdfast.core.summing import Contribution, SumSize, Total, plain
 from holdfast.errors import InternalError, LedgerError
 from holdfast.protocol.auditing import CLAIMS_BYTES, Digests, pack_claims, unpack_claims
-from holdfast.runtime.engine.stepped import SteppedStage, Work, part_of
+from holdfast.runtime.engine.stepped import BEFORE_ALL, SteppedStage, Work, part_of
 from holdfast.runtime.engine.votes import pack_vote, unpack_vote
 
 __all__ = ["WIDTH", "EmulatedStage"]
@@ -36,7 +36,6 @@ __all__ = ["WIDTH", "EmulatedStage"]
 _Words: TypeAlias = NDArray[np.int64]
 
 WIDTH = 8
-_EVALUATES = -1
 _WORD_BYTES = 8
 _AT_ONCE = nullcontext()
 _ODD = 0x5851F42D4C957F2D
@@ -226,10 +225,10 @@ class EmulatedStage(SteppedStage[_Words, bool]):
 
     def evaluate(self, number: int, value: Any, layers: LayerRange) -> Any:
         """See Engine.evaluate: the score depends on the weights of all layers."""
-        words = _words(_EVALUATES, number) if value is None else self._receives(value)
+        words = _words(BEFORE_ALL, number) if value is None else self._receives(value)
         with self._lasting(self._seconds_of(OpKind.F, layers)):
             for layer in layers.indices:
-                words = self._through(layer, words, _EVALUATES, number)
+                words = self._through(layer, words, BEFORE_ALL, number)
         return {"loss": float(words[0] >> 32)} if layers.stop == self._num_layers else self._sends(words)
 
     def _through(self, layer: int, value: _Words, step: int, microbatch: int) -> _Words:

@@ -49,7 +49,7 @@ from holdfast.runtime.engine.evaluated import EvaluationData, beside_of, run_as_
 from holdfast.runtime.engine.model import Loss, Tie, check_loss, check_output
 from holdfast.runtime.engine.precision import cast_to
 from holdfast.runtime.engine.split_backward import PendingWeights, fused_gradient, input_gradient, weight_gradient
-from holdfast.runtime.engine.stepped import Work, part_of
+from holdfast.runtime.engine.stepped import BEFORE_ALL, Work, part_of
 from holdfast.runtime.engine.summed import Owned, SummedStage, check_untied, own
 from holdfast.runtime.tensors import Place, places
 
@@ -66,8 +66,6 @@ _COMMITS: Mapping[CommitMethod, type[CommittedLayer]] = {
     "shadow": ShadowedLayer,
     "undo": UndoableLayer,
 }
-_EVALUATES = -1
-"""Evaluations are seeded as if they were of the step before the first."""
 _ALIGNMENT = 64  # bytes; what torch's own allocations have, and what a matrix product's rounding may depend on
 
 
@@ -520,7 +518,7 @@ class Stage(SummedStage):
             module = self._owned[index].module
             with working(WorkPhase.EVALUATION, layer=index, microbatch=number):
                 beside = beside_of(module, lambda: self._to_evaluate(number)[0], self._cast())
-                self._on.seed(layer_seed(self._seed, _EVALUATES, number, index))
+                self._on.seed(layer_seed(self._seed, BEFORE_ALL, number, index))
                 with self._cast():
                     output = run_as_evaluated(index, module, _canonical(current), beside)
             current = check_output(index, module, output, self._outputs.get(index))
@@ -529,7 +527,7 @@ class Stage(SummedStage):
             return _canonical(current)
         assert self._evaluation is not None, "else nothing is evaluated"
         target = self._to_evaluate(number)[1]  # before the seed: loading may draw random numbers, too
-        self._on.seed(layer_seed(self._seed, _EVALUATES, number, self.num_layers))
+        self._on.seed(layer_seed(self._seed, BEFORE_ALL, number, self.num_layers))
         with working(WorkPhase.EVALUATION, microbatch=number), self._cast():
             return scores_of(self._loss, self._evaluation.metrics, current, target, self._on)
 

@@ -14,11 +14,13 @@ from holdfast.core.progress import Part, StepProgress
 from holdfast.errors import InternalError
 from holdfast.protocol.auditing import Digests
 
-__all__ = ["ReducedLayers", "SteppedStage", "Work", "part_of"]
+__all__ = ["BEFORE_ALL", "ReducedLayers", "SteppedStage", "Work", "part_of"]
 
 ReducedLayers: TypeAlias = tuple[int, ...]
 """Layers whose owners sum a message: one layer for its own parameters, several for the weights tied between them."""
 
+BEFORE_ALL = -1
+"""Evaluations draw random numbers as if they were of the step before the first."""
 R = TypeVar("R")
 V = TypeVar("V")
 
