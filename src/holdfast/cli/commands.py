@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from holdfast.cli.advise import add_advise_parser
 from holdfast.cli.agent import add_agent_parser
+from holdfast.cli.board import add_board_parser
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_profile_parser(commands)
     add_inspect_parser(commands)
     add_status_parser(commands)
+    add_board_parser(commands)
     add_metrics_parser(commands)
     add_drain_parser(commands)
     add_stop_parser(commands)

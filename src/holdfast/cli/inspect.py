@@ -72,7 +72,7 @@ from holdfast.telemetry.story import EVENTS, StoryReader
 from holdfast.telemetry.timeline import BOUNDARY, run_timeline
 from holdfast.telemetry.underway import Underway, underway
 
-__all__ = ["add_inspect_parser", "narrate", "sum_up", "tell_checkpoint"]
+__all__ = ["add_inspect_parser", "narrate", "sum_up", "tell_at_once", "tell_checkpoint"]
 
 
 def add_inspect_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = Path(args.run_dir)
     if args.follow:
         _check_follow(args)
-        return follow(run_dir, _tell_at_once)
+        return follow(run_dir, tell_at_once)
     if not (run_dir / EVENTS).is_file():
         raise ConfigError(f"{args.run_dir}: is no run directory, it has no {EVENTS}")
     timed, now = _read(run_dir)
@@ -136,8 +136,8 @@ def _check_follow(args: argparse.Namespace) -> None:
         raise ConfigError("--follow: tells what happens as it does; expected neither --format nor what else is drawn")
 
 
-def _tell_at_once(event: Event, beginning: bool) -> str | None:
-    """What a line is spent on while a job runs."""
+def tell_at_once(event: Event, beginning: bool) -> str | None:
+    """Returns what to say of an event while a job runs, None if nothing; ``beginning``: of all its workers."""
     return None if _is_routine(event, beginning) else _tell(event)
 
 
@@ -340,7 +340,7 @@ def _is_routine(event: Event, beginning: bool) -> bool:
             return not omitted
         case WorkerReady():
             return beginning
-    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared)
+    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared | Summed)
 
 
 def tell_checkpoint(event: Event) -> str | None:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.cli.arguments import check_address, token_from
-from holdfast.cli.following import read_news
-from holdfast.cli.scraping import Page, Served, served
+from holdfast.cli.serving import Asked, Page, add_serving_arguments, serve
+from holdfast.cli.watched import Watched
 from holdfast.errors import ConfigError
-from holdfast.telemetry.events import JobStarted
+from holdfast.telemetry.events import JobStarted, Timed
 from holdfast.telemetry.figures import Figures, Histogram
-from holdfast.telemetry.story import EVENTS, StoryReader
+from holdfast.telemetry.story import EVENTS
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 __all__ = ["add_metrics_parser"]
 
-_LOOK_S = 1.0
 _STEPS_TO_STAND = 20
 _STANDS_S = 60.0
 """A job that has done no step for so long, and for so many times as long as its steps take, stands still."""
@@ -43,15 +37,7 @@ def add_metrics_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "directory, wherever that is seen, and may be started before the job: nothing that trains waits for it.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="serve it there, until Ctrl-C or SIGTERM")
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="holds what callers show to read /metrics, as `Authorization: Bearer TOKEN`: a token of yours, not the "
-        "job's; needed unless --listen is an address of this machine alone",
-    )
-    parser.add_argument("--certs", metavar="DIR", help="serve HTTPS with DIR/cert.pem and DIR/key.pem")
-    parser.add_argument("--insecure", action="store_true", help="--listen beyond this machine may do without --certs")
+    add_serving_arguments(parser, "serve it there, until Ctrl-C or SIGTERM", "/metrics")
     parser.set_defaults(run=run)
 
 
@@ -65,70 +51,39 @@ def run(args: argparse.Namespace) -> int:
         watched.look()
         if watched.damage:
             raise ConfigError(watched.damage)
-        print(text("").text, end="")
+        print(text(Asked()).text, end="")
         return 0
-    check_address(f"--listen {args.listen}", args.listen)
-    what = Served(
-        pages={"/metrics": text, "/healthz": watched.healthy, "/readyz": watched.ready},
+    return serve(
+        args,
+        {"/metrics": text, "/healthz": watched.healthy, "/readyz": watched.ready},
         public=frozenset({"/healthz", "/readyz"}),
-        token=token_from(args.token_file) if args.token_file is not None else "",
-        certs=None if args.certs is None else Path(args.certs),
-        insecure=args.insecure,
+        look=watched.look,
+        tell=lambda address: f"figures of {args.run_dir} at {address}/metrics",
     )
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    watched.look()  # first: counters that jump from 0 to what they are would be taken for new failures
-    with served(what, args.listen) as address:
-        print(f"figures of {args.run_dir} at {address}/metrics", flush=True)
-        while True:
-            time.sleep(_LOOK_S)
-            watched.look()
 
 
-class _Watched:
-    """A run, looked at again and again by one thread, and asked about by others."""
+class _Watched(Watched):
+    """A run in figures."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._reader = StoryReader(run_dir)
-        self._figures = Figures()
-        self._lock = threading.Lock()
-        self.damage = ""
-        """Why its logs cannot be read; empty if they can."""
+        super().__init__(run_dir)
+        self.figures = Figures()
 
-    def look(self) -> None:
-        """Reads what has happened since."""
-        with self._lock:
-            try:
-                self._read()
-                self.damage = ""
-            except (ConfigError, OSError) as error:
-                self.damage = str(error)
-
-    def _read(self) -> None:
-        if not (self._run_dir / EVENTS).is_file():  # the job is yet to begin
-            return
-        for at, event in read_news(self._reader, self._run_dir):
+    def hear(self, news: list[Timed]) -> None:
+        """See Watched.hear."""
+        for at, event in news:
             if isinstance(event, JobStarted):  # another attempt
-                self._figures = Figures()
-            self._figures.hear(at, event)
-        if damages := self._reader.damages():
-            raise ConfigError("; ".join(damages))
+                self.figures = Figures()
+            self.figures.hear(at, event)
 
-    @contextlib.contextmanager
-    def now(self) -> Iterator[tuple[Figures, float]]:
-        """The figures, and what the clock of the run shows."""
-        with self._lock:
-            yield self._figures, self._reader.now()
-
-    def healthy(self, accept: str) -> Page:
+    def healthy(self, asked: Asked) -> Page:
         """Whether the run can be looked at."""
         return Page(f"{self.damage or 'ok'}\n", ok=not self.damage)
 
-    def ready(self, accept: str) -> Page:
+    def ready(self, asked: Asked) -> Page:
         """Whether the job does steps."""
-        with self.now() as (figures, now):
-            why = _stands(figures, now)
+        with self.still() as now:
+            why = _stands(self.figures, now)
         return Page(f"{why or 'ok'}\n", ok=not why)
 
 
@@ -143,7 +98,7 @@ def _stands(figures: Figures, now: float) -> str:
     return f"no step was done for {idle:.0f} s" if idle > limit else ""
 
 
-def _exposition(watched: _Watched) -> Callable[[str], Page]:
+def _exposition(watched: _Watched) -> Callable[[Asked], Page]:
     """Returns what writes the figures down, as whoever asks accepts them.
 
     Raises:
@@ -157,14 +112,14 @@ def _exposition(watched: _Watched) -> Callable[[str], Page]:
 
     class Collector:
         def collect(self) -> Iterable[Metric]:
-            with watched.now() as (figures, now):
-                return list(_families(figures, now))
+            with watched.still() as now:
+                return list(_families(watched.figures, now))
 
     registry = CollectorRegistry()
     registry.register(Collector())
 
-    def page(accept: str) -> Page:
-        encode, kind = choose_encoder(accept)
+    def page(asked: Asked) -> Page:
+        encode, kind = choose_encoder(asked.accept)
         return Page(encode(registry).decode(), kind)
 
     return page

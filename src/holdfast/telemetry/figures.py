@@ -6,12 +6,14 @@ import bisect
 import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
     Detected,
     Event,
+    FaultInjected,
     Installed,
     JobEnded,
     JobStarted,
@@ -21,13 +23,15 @@ from holdfast.telemetry.events import (
     StepOps,
     Synced,
 )
+from holdfast.telemetry.report import FATAL_KINDS
 from holdfast.telemetry.underway import Present
 
-__all__ = ["Figures", "Histogram", "failure_kind"]
+__all__ = ["Figures", "Histogram", "Recovery", "failure_kind"]
 
 _STEP_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _RECOVERY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PACE_STEPS = 1000
+_RECOVERIES = 50
 _BEHIND = 100
 """So many steps behind the last one that is done, nobody tells of a step any more."""
 
@@ -71,13 +75,42 @@ class Histogram:
         self.total += value
 
 
-@dataclass(slots=True)
-class _Recovery:
-    """What follows a loss: when that was told, and when each part of the answer was over, by its generation."""
+@dataclass(slots=True, kw_only=True)
+class Recovery:
+    """What follows a loss, and those that come before it is over.
 
+    Attributes:
+        number: of those before it in this attempt.
+        step: that was not done yet; from when all had agreed, the one with which they went on.
+        lost: who, and how that was found out.
+        struck: when a fault struck the first of them; None if none was injected.
+        detected: when the first was found to be lost.
+        agreed: when the state of all was known; None before.
+        generation: of the newest answer; 0 before.
+        strategy: that answered.
+        redone: (layer, micro-batch) pairs that were run again.
+        rebuilt: when all were connected anew; None before.
+        resumed: when the next step was done; None before.
+    """
+
+    number: int
+    step: int
     detected: float
-    agreed: tuple[float, int] | None = None
-    rebuilt: tuple[float, int] | None = None
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    struck: float | None = None
+    agreed: float | None = None
+    generation: int = 0
+    strategy: str = ""
+    redone: int = 0
+    rebuilt: float | None = None
+    resumed: float | None = None
+
+    def parts(self) -> dict[str, float]:
+        """Returns the seconds of each part that is over: ``find``, ``agree``, ``rebuild`` and ``resume``."""
+        times = [("", self.struck), ("find", self.detected), ("agree", self.agreed)]
+        times += [("rebuild", self.rebuilt), ("resume", self.resumed)]
+        known = [(name, at) for name, at in times if at is not None]
+        return {name: max(0.0, at - before) for (_, before), (name, at) in pairwise(known)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +129,12 @@ class Figures:
         step_s: seconds from one step to the next one.
         recovery_s: seconds of each part of a recovery: ``agree`` (from the loss until the state of all is known),
             ``rebuild`` (until all are connected anew) and ``resume`` (until the next step is done).
+        recovery: the one under way; None if none is.
+        recoveries: those that are over, the last ones.
+        last: when the last step was done, or this attempt began.
+        began: when this attempt did.
         ended: how it has ended; empty before.
+        ended_at: when; None before.
     """
 
     job: str = ""
@@ -111,16 +149,19 @@ class Figures:
     recovery_s: dict[str, Histogram] = field(
         default_factory=lambda: {part: Histogram(_RECOVERY_S) for part in ("agree", "rebuild", "resume")}
     )
+    recovery: Recovery | None = None
+    recoveries: deque[Recovery] = field(default_factory=lambda: deque(maxlen=_RECOVERIES))
+    last: float = 0.0
+    began: float = 0.0
     ended: str = ""
-    _began: float = 0.0
-    _ended_at: float | None = None
+    ended_at: float | None = None
     _first: int = 0
-    _last: float = 0.0
     _saved: float = 0.0
     _members: dict[int, int] = field(default_factory=dict)
     _swapped: dict[tuple[int, int], tuple[set[str], float]] = field(default_factory=dict)
     _agreed: int = 0
-    _recovery: _Recovery | None = None
+    _numbered: int = 0
+    _struck: dict[str, float] = field(default_factory=dict)
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
     def hear(self, at: float, event: Event) -> None:
@@ -131,12 +172,16 @@ class Figures:
         match event:
             case JobStarted():
                 self.job, self.steps, self.workers = event.name, event.steps, event.workers
-                self._began = self._saved = self._last = at
+                self.began = self._saved = self.last = at
             case Resumed(step=step):
                 self.done = self._first = step
+            case FaultInjected(worker=worker, kind=kind) if kind in FATAL_KINDS:
+                self._struck[worker] = at
             case Installed(generation=generation, workers=workers, owners=owners):
                 self._members[generation] = len(workers)
                 self.owners = owners
+                if self.recovery is not None:
+                    self.recovery.generation, self.recovery.strategy = generation, event.strategy
             case Synced(owners=owners):
                 self.owners = owners
             case StepOps(step=step):
@@ -147,20 +192,26 @@ class Figures:
             case Agreed():
                 self._agreed = max(self._agreed, event.generation)
                 self._go_on(event.step + event.concluded, at)
-                if self._recovery is not None:
-                    self._recovery.agreed = at, event.generation
-            case Rebuilt(generation=generation) if self._recovery is not None:
-                self._recovery.rebuilt = at, generation
+                if (found := self.recovery) is not None:
+                    found.agreed, found.rebuilt, found.step = at, None, event.step
+                    found.generation, found.redone = event.generation, event.recomputed_microbatches
+            case Rebuilt(generation=generation) if self.recovery is not None:
+                if generation == self.recovery.generation:
+                    self.recovery.rebuilt = at
             case Checkpointed():
                 self._saved = at
             case JobEnded(outcome=outcome):
-                self.ended, self._ended_at = outcome, at
+                self.ended, self.ended_at = outcome, at
 
     def _lose(self, at: float, lost: Detected) -> None:
         """A worker is lost; those who take part recover from that, if it did."""
         self.failures[failure_kind(lost.how)] += 1
+        struck = self._struck.pop(lost.worker, None)
         if lost.worker in self.present.workers and not lost.spare:
-            self._recovery = self._recovery or _Recovery(at)
+            if self.recovery is None:
+                self.recovery = Recovery(number=self._numbered, step=self.done, detected=at, struck=struck)
+                self._numbered += 1
+            self.recovery.lost.append((lost.worker, lost.how))
 
     def _swap(self, step: int, event: StepOps, at: float) -> None:
         """A worker has swapped in the results of a step, which is done once all of its generation have."""
@@ -186,27 +237,28 @@ class Figures:
         if step < self.done:
             return
         number = step + 1 - self.done
-        each_s = max(0.0, at - self._last) / number
+        each_s = max(0.0, at - self.last) / number
         if self.committed:  # else it is the first one, which waits for much
             for _ in range(number):
                 self.step_s.add(each_s)
-            if self._recovery is None and len(self.present.workers) == self.workers:
+            if self.recovery is None and len(self.present.workers) == self.workers:
                 self._pace.append(each_s)
         self.committed += number
-        self.done, self._last = step + 1, max(at, self._last)
+        self.done, self.last = step + 1, max(at, self.last)
         self._resume(at)
 
     def _resume(self, at: float) -> None:
         """A step is done: if everybody had agreed on how to go on behind a loss, that is over."""
-        found = self._recovery
+        found = self.recovery
         if found is None or found.agreed is None:
             return
-        agreed, generation = found.agreed
-        rebuilt = max(agreed, found.rebuilt[0]) if found.rebuilt and found.rebuilt[1] == generation else agreed
-        parts = {"agree": agreed - found.detected, "rebuild": rebuilt - agreed, "resume": at - rebuilt}
-        for part, seconds in parts.items():
-            self.recovery_s[part].add(max(0.0, seconds))
-        self._recovery = None
+        found.rebuilt = max(found.agreed, found.rebuilt or found.agreed)
+        found.resumed = at
+        parts = found.parts()
+        for part, histogram in self.recovery_s.items():
+            histogram.add(parts[part])
+        self.recoveries.append(found)
+        self.recovery = None
 
     @property
     def missing(self) -> int:
@@ -218,7 +270,7 @@ class Figures:
 
         That is at the median pace of the last steps with all workers; None while there is none.
         """
-        elapsed = (now if self._ended_at is None else self._ended_at) - self._began
+        elapsed = (now if self.ended_at is None else self.ended_at) - self.began
         if not self._pace or elapsed <= 0:
             return None
         return min(1.0, (self.done - self._first) * statistics.median(self._pace) / elapsed)
@@ -229,4 +281,4 @@ class Figures:
 
     def idle(self, now: float) -> float:
         """Returns the seconds since the last step was done, or since the beginning."""
-        return max(0.0, now - self._last)
+        return max(0.0, now - self.last)

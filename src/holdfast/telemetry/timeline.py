@@ -24,7 +24,17 @@ from holdfast.telemetry.events import (
 )
 from holdfast.telemetry.report import FATAL_KINDS, report
 
-__all__ = ["BOUNDARY", "Generation", "TimelineMark", "Mode", "Row", "RunTimeline", "Stretch", "run_timeline"]
+__all__ = [
+    "BOUNDARY",
+    "Generation",
+    "TimelineMark",
+    "Mode",
+    "Row",
+    "RunTimeline",
+    "Stretch",
+    "next_mode",
+    "run_timeline",
+]
 
 BOUNDARY = "boundary"
 """The strategy of a generation that nobody's failure brought about: workers came or went between two steps."""
@@ -199,12 +209,13 @@ def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
     moves = {event.generation for _, event in events if isinstance(event, Migrating) and worker in dict(event.moves)}
     for time, event in events:
         moving = isinstance(event, Installed) and event.generation in moves
-        before, mode = mode, Mode.ENTERING if moving else _next_mode(worker, mode, event)
+        before, mode = mode, Mode.ENTERING if moving else next_mode(worker, mode, event)
         if mode is not before:
             yield time, mode
 
 
-def _next_mode(worker: str, mode: Mode, event: Event) -> Mode:
+def next_mode(worker: str, mode: Mode, event: Event) -> Mode:
+    """Returns what a worker is to the job behind an event, recoveries left aside."""
     match event:
         case WorkerReady(worker=who) if who == worker and mode in _AWAY:
             return Mode.ARRIVING

@@ -19,9 +19,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import LIMIT_S, until
 
-from holdfast.cli import scraping
+from holdfast.cli import serving
 from holdfast.cli.main import main
-from holdfast.cli.scraping import Page, Served, served
+from holdfast.cli.serving import Page, Served, served
 from holdfast.control.certificates import make_certificates
 from holdfast.telemetry.events import Checkpointed, Detected, EventLog, Installed, JobEnded, JobStarted, StepOps
 
@@ -212,7 +212,7 @@ def test_who_says_nothing_keeps_nobody_waiting(job, serve, tmp_path):
 @pytest.fixture
 def pages():
     """A page, served; returns where."""
-    with served(Served(pages={"/": lambda accept: Page("well")}, public=frozenset()), "127.0.0.1:0") as address:
+    with served(Served(pages={"/": lambda asked: Page("well")}, public=frozenset()), "127.0.0.1:0") as address:
         yield address
 
 
@@ -226,15 +226,15 @@ def caller_of(address):
 
 
 def test_not_more_than_so_many_are_talked_with_at_once(pages, monkeypatch):
-    monkeypatch.setattr(scraping, "_AT_ONCE", 2)
-    monkeypatch.setattr(scraping, "_PATIENCE_S", 10 * LIMIT_S)
+    monkeypatch.setattr(serving, "_AT_ONCE", 2)
+    monkeypatch.setattr(serving, "_PATIENCE_S", 10 * LIMIT_S)
     with caller_of(pages), caller_of(pages), caller_of(pages) as third:
         assert hung_up(third)
     until(lambda: page_at(pages) == "well")
 
 
 def test_who_speaks_slowly_is_not_listened_to_for_long(pages, monkeypatch):
-    monkeypatch.setattr(scraping, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(serving, "_PATIENCE_S", 1.0)
     with caller_of(pages) as caller:
         until(lambda: speaks_in_vain(caller))
 
@@ -261,7 +261,7 @@ def page_at(address):
 
 
 def test_a_page_that_cannot_be_made_is_said_to_be_none(capfd):
-    what = Served(pages={"/": lambda accept: 1 / 0}, public=frozenset())
+    what = Served(pages={"/": lambda asked: 1 / 0}, public=frozenset())
     with served(what, "127.0.0.1:0") as address, pytest.raises(urllib.error.HTTPError, match="500"):
         urllib.request.urlopen(address, timeout=LIMIT_S)
     assert "holdfast: / cannot be made: ZeroDivisionError" in capfd.readouterr().err

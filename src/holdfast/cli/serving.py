@@ -1,9 +1,11 @@
-"""Pages that Prometheus reads over HTTP, or whatever probes that something lives."""
+"""Pages of a run, over HTTP: for people, for Prometheus, or for whatever probes that something lives."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hmac
+import signal
 import socket
 import ssl
 import sys
@@ -15,17 +17,37 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from urllib.parse import urlsplit
+from types import MappingProxyType
+from urllib.parse import parse_qsl, urlsplit
 
+from holdfast.cli.arguments import check_address, token_from
 from holdfast.config.load import is_loopback
 from holdfast.errors import ConfigError
 
-__all__ = ["Page", "Served", "served"]
+__all__ = ["Asked", "Page", "Served", "add_serving_arguments", "serve", "served"]
 
 _PLAIN = "text/plain; charset=utf-8"
 _PATIENCE_S = 10.0
 _AT_ONCE = 32
 """So many callers, each for so long at most."""
+_LOOK_S = 1.0
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Of every answer: what a page may load is here, and nothing of it is told to others or kept."""
+_NONE: Mapping[str, Page] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller says beside the path: which kinds of answer it accepts (its ``Accept``), and what it asks for."""
+
+    accept: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +64,17 @@ class Served:
     """What is read, and who may.
 
     Attributes:
-        pages: by path; what makes one is told what the caller accepts (of its ``Accept`` header).
+        pages: by path; what makes one is told what is asked.
         public: the paths of which anybody may know whether all is well, though not more.
+        files: by path; they tell nothing of the run, and are anybody's.
         token: that callers show; "": none is needed, which is for this machine alone.
         certs: a folder with ``cert.pem`` and ``key.pem``; None: connections are in the clear.
         insecure: whether that may be so beyond this machine.
     """
 
-    pages: Mapping[str, Callable[[str], Page]]
-    public: frozenset[str]
+    pages: Mapping[str, Callable[[Asked], Page]]
+    public: frozenset[str] = frozenset()
+    files: Mapping[str, Page] = field(default_factory=dict)
     token: str = field(default="", repr=False)
     certs: Path | None = None
     insecure: bool = False
@@ -84,6 +108,67 @@ def served(what: Served, address: str) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def add_serving_arguments(parser: argparse.ArgumentParser, listen: str, path: str, default: str | None = None) -> None:
+    """Adds what says where pages are served, and to whom.
+
+    Args:
+        parser: of the command.
+        listen: what ``--listen`` is for, for people.
+        path: of what only those may read who show the token.
+        default: of ``--listen``.
+    """
+    parser.add_argument("--listen", metavar="HOST:PORT", default=default, help=listen)
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"holds what callers show to read {path}, as `Authorization: Bearer TOKEN`: a token of yours, not the "
+        "job's; needed unless --listen is an address of this machine alone",
+    )
+    parser.add_argument("--certs", metavar="DIR", help="serve HTTPS with DIR/cert.pem and DIR/key.pem")
+    parser.add_argument("--insecure", action="store_true", help="--listen beyond this machine may do without --certs")
+
+
+def serve(
+    args: argparse.Namespace,
+    pages: Mapping[str, Callable[[Asked], Page]],
+    *,
+    public: frozenset[str] = frozenset(),
+    files: Mapping[str, Page] = _NONE,
+    look: Callable[[], None],
+    tell: Callable[[str], str],
+) -> int:
+    """Serves pages until SIGTERM or Ctrl-C, as :func:`add_serving_arguments` has it; returns 130.
+
+    Args:
+        args: of the command.
+        pages: see :class:`Served`.
+        public: likewise.
+        files: likewise.
+        look: called before pages are served, and then each second.
+        tell: what to print, of the address at which they are.
+
+    Raises:
+        ConfigError: it cannot be listened there, or not like this.
+    """
+    check_address(f"--listen {args.listen}", args.listen)
+    what = Served(
+        pages=pages,
+        public=public,
+        files=files,
+        token=token_from(args.token_file) if args.token_file is not None else "",
+        certs=None if args.certs is None else Path(args.certs),
+        insecure=args.insecure,
+    )
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    look()  # first: counters that jump from 0 to what they are would be taken for new failures
+    with served(what, args.listen) as address:
+        print(tell(address), flush=True)
+        while True:
+            time.sleep(_LOOK_S)
+            look()
 
 
 def _context(certs: Path) -> ssl.SSLContext:
@@ -150,29 +235,47 @@ class _Server(ThreadingHTTPServer):
         """Whoever hangs up, or speaks otherwise, has nothing to be told, nor has anybody else."""
 
 
+_ELSEWHERE = "expected Host: localhost, or the address of it; by other names it is served with --token-file\n"
+
+
 class _Answering(BaseHTTPRequestHandler):
     server: _Server
     server_version, sys_version = "holdfast", ""
 
     def do_GET(self) -> None:
         """Answers with a page."""
-        what, path = self.server.what, urlsplit(self.path).path
-        make = what.pages.get(path)
+        what, url = self.server.what, urlsplit(self.path)
+        path, make = url.path, what.pages.get(url.path)
+        if not (what.token or self._names_us()):
+            self._say(HTTPStatus.MISDIRECTED_REQUEST, Page(_ELSEWHERE))
+            return
+        if path in what.files:
+            self._say(HTTPStatus.OK, what.files[path])
+            return
         if make is None:
-            self._say(HTTPStatus.NOT_FOUND, Page(f"there are {', '.join(what.pages)}\n"))
+            self._say(HTTPStatus.NOT_FOUND, Page(f"there are {', '.join((*what.files, *what.pages))}\n"))
             return
         may = self._may(what.token)
         if not may and path not in what.public:
             self._say(HTTPStatus.UNAUTHORIZED, Page("expected Authorization: Bearer, with the token\n"))
             return
         try:
-            page = make(self.headers.get("Accept", ""))
+            page = make(Asked(self.headers.get("Accept", ""), dict(parse_qsl(url.query))))
         except Exception as error:  # noqa: BLE001
             print(f"holdfast: {path} cannot be made: {error!r}", file=sys.stderr, flush=True)
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, Page("it cannot be made\n"))
             return
         status = HTTPStatus.OK if page.ok else HTTPStatus.SERVICE_UNAVAILABLE
         self._say(status, page if may else Page("ok\n" if page.ok else "not ok\n"))
+
+    def _names_us(self) -> bool:
+        """Whether the caller names this machine: a page of elsewhere, whose name was made to lead here, does not."""
+        named = self.headers.get("Host")
+        if named is None:  # no browser
+            return True
+        with contextlib.suppress(ValueError):
+            return is_loopback(urlsplit(f"//{named}").hostname or "")
+        return False
 
     def _may(self, token: str) -> bool:
         shown = self.headers.get("Authorization", "").encode(errors="replace")
@@ -185,6 +288,8 @@ class _Answering(BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", "Bearer")
         self.send_header("Content-Type", page.kind)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -1,0 +1,361 @@
+"use strict";
+// The board of a run: asks once a second what has changed, and shows it. Nothing here comes from elsewhere, and what
+// comes from the run is only ever set as text.
+
+const EACH_MS = 1000, PICTURES_MS = 10_000, LINES = 500;
+const MODES = {
+  member: ["computes", ""], recovering: ["recovers", "↻ "], lost: ["lost", "✕ "], arriving: ["waits to be let in", "… "],
+  entering: ["is given its state", "↓ "], absent: ["not there", ""],
+};
+const PARTS = { find: "found", agree: "agreed", rebuild: "connected", resume: "next step" };
+const STEPS = Array.from({ length: 10 }, (_, n) => [1, 2, 5].map((each) => each * 10 ** n)).flat();
+const SERIES = { loss: "--member", rate: "--coming", score: ["--recovering", "--coming", "--absent", "--text"] };
+
+const at = (id) => document.getElementById(id);
+let run = 0, tick = 0, job = { name: "" }, token = "";
+let workers, curve, marks, scores, recoveries, holding, chosen, charts = {}, picturesAt = 0;
+
+function reset() {
+  workers = new Map(); curve = { steps: [], losses: [], rates: [] }; marks = []; scores = new Map();
+  recoveries = new Map(); holding = null; chosen = null;
+  for (const id of ["workers", "layers", "lines", "survives"]) at(id).replaceChildren();
+  showRecoveries();
+}
+
+function make(name, attributes = {}, ...inside) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...inside);
+  return made;
+}
+
+// ---- what is asked for, and how often
+
+async function ask(path) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const answer = await fetch(path, { headers, cache: "no-store" });
+  if (answer.status === 401) throw new Unknown();
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+
+class Unknown extends Error {}
+
+async function look() {
+  let trouble = "";
+  try {
+    show(await ask(`news?run=${run}&since=${tick}`));
+    trouble = job.damage || "";
+    await showPictures();
+  } catch (error) {
+    if (error instanceof Unknown) {
+      at("login").hidden = false;
+      trouble = token ? "That is not the token." : "The token of this board is needed, which is in the file of its --token-file.";
+      at("trouble").hidden = false; at("trouble").textContent = trouble;
+      return;
+    }
+    trouble = `The board cannot be reached: what is shown is old. It is asked again each second. (${error.message})`;
+  }
+  at("trouble").hidden = !trouble; at("trouble").textContent = trouble;
+  setTimeout(look, EACH_MS);
+}
+
+// ---- what has changed
+
+function show(news) {
+  if (news.run !== run || news.tick < tick) { run = news.run; reset(); }
+  tick = news.tick;
+  job = { ...news.job, damage: news.damage };
+  for (const [name, worker] of Object.entries(news.workers || {})) workers.set(name, worker);
+  if (news.curve) {
+    for (const key of ["steps", "losses", "rates"]) curve[key] = [...curve[key].slice(0, news.curve.first), ...news.curve[key]];
+  }
+  marks.push(...(news.marks || []));
+  for (const score of news.scores || []) scores.set(score.step, score);
+  for (const recovery of news.recoveries || []) recoveries.set(recovery.number, recovery);
+  if (news.holding) holding = news.holding;
+  showJob();
+  if (news.workers || job.recovering !== at("workers").dataset.recovering) showWorkers();
+  if (news.holding || news.workers) showLayers();
+  if (news.recoveries) showRecoveries();
+  if (news.lines) showLines(news.lines);
+  if (news.curve || news.marks || news.scores) showCharts();
+}
+
+function number(value, digits = 3) {
+  return value === undefined || value === null ? "–" : Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
+}
+
+function duration(seconds) {
+  if (seconds === undefined || seconds === null) return "–";
+  const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
+  const days = Math.floor(whole / 86400), clock = `${Math.floor(whole / 3600) % 24}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
+  return days ? `${days} d ${clock}` : clock;
+}
+
+const milliseconds = (seconds) => seconds >= 10 ? `${seconds.toFixed(1)} s` : `${Math.round(1000 * seconds)} ms`;
+
+function state() {
+  if (!job.name) return ["waiting", "The run is yet to begin."];
+  if (job.outcome) return [job.outcome === "done" ? "done" : "bad", job.outcome === "done" ? "done" : `ended: ${job.outcome}`];
+  return job.recovering ? ["recovering", "recovering"] : ["running", job.done ? "running" : "starting"];
+}
+
+function showJob() {
+  const [kind, text] = state(), done = job.done || 0, steps = job.steps || 0;
+  at("name").textContent = job.name || "Holdfast";
+  document.title = job.name ? `${job.name} · ${done}/${steps} · ${text}` : "Holdfast";
+  if (at("state").textContent !== text) at("state").textContent = text;  // it is read aloud
+  at("state").className = kind;
+  at("done").style.width = steps ? `${100 * done / steps}%` : "0";
+  const began = job.began ? new Date(1000 * job.began).toLocaleString() : "";
+  const left = job.left_s === undefined ? "" : `, ${duration(job.left_s)} left`;
+  const idle = (job.idle_s || 0) >= 10 ? `, the last one ${duration(job.idle_s)} ago` : "";
+  at("how-far").textContent = job.name ? `${done} of ${steps} steps done${idle}${left}; began ${began}, ${duration(job.elapsed_s || 0)} ago` : "";
+  if (job.outcome) at("how-far").textContent = `${done} of ${steps} steps done in ${duration(job.elapsed_s || 0)}; began ${began}`;
+  const missing = (job.workers || 0) - (job.present || 0);
+  const best = [...scores.values()].filter((score) => score.best).at(-1);
+  const figures = [
+    ["workers", `${job.present || 0} of ${job.workers || 0}`, missing > 0 && !job.outcome],
+    ["may be lost now", lose(), holding && !holding.why && !holding.any],
+    ["loss", number(job.loss, 5)],
+    ...(best ? [["best state", `before step ${best.step}`]] : []),
+    ["samples per second", number(job.samples_per_s)],
+    ["workers lost so far", String(job.failures || 0)],
+    ["goodput", job.goodput === undefined ? "–" : `${(100 * job.goodput).toFixed(1)} %`],
+    ["newest checkpoint", job.checkpoint === undefined ? "none" : `step ${job.checkpoint}, ${duration(job.checkpoint_age_s || 0)} ago`],
+  ];
+  at("figures").replaceChildren(...figures.map(([name, value, bad]) =>
+    make("div", bad ? { class: "bad" } : {}, make("dt", {}, name), make("dd", {}, value))));
+}
+
+function lose() {
+  if (!holding || holding.why) return job.owners === undefined ? "–" : `any ${Math.max(0, job.owners - 1)}`;
+  return holding.any ? `any ${holding.any}, up to ${holding.most}` : `not every one; up to ${holding.most}`;
+}
+
+// ---- workers
+
+const modeOf = (worker) => worker.mode === "member" && job.recovering ? "recovering" : worker.mode;
+const place = (name) => /^\d+\.\d+$/.test(name) ? name.split(".").map(Number) : [Infinity, Infinity];
+
+function showWorkers() {
+  const grid = at("workers"), rows = new Map();
+  grid.dataset.recovering = job.recovering;
+  grid.classList.toggle("many", workers.size > 100);
+  const names = [...workers.keys()].sort((one, two) => {
+    const [a, b] = place(one), [c, d] = place(two);
+    return a === c ? (b === d ? one.localeCompare(two) : b - d) : a - c;
+  });
+  const wide = names.some((name) => place(name)[1] > 0 && place(name)[1] < Infinity);
+  for (const name of names) {
+    const row = wide ? place(name)[0] : 0;
+    if (!rows.has(row)) rows.set(row, []);
+    rows.get(row).push(name);
+  }
+  const known = new Map([...grid.querySelectorAll("button")].map((button) => [button.dataset.worker, button]));
+  if (known.size !== names.length || names.some((name) => !known.has(name))) {
+    const focused = document.activeElement?.dataset?.worker;
+    grid.replaceChildren(...[...rows.values()].map((each) => make("div", { class: "row", role: "row" },
+      ...each.map((name) => {
+        const button = known.get(name) || make("button", { type: "button", role: "gridcell", tabindex: "-1", "data-worker": name });
+        known.set(name, button);
+        return button;
+      }))));
+    if (focused) known.get(focused)?.focus();
+  }
+  for (const name of names) {
+    const button = known.get(name), mode = modeOf(workers.get(name)), text = `${MODES[mode][1]}${name}`;
+    if (button.className !== mode || button.textContent !== text) {
+      button.className = mode; button.textContent = text;
+      button.setAttribute("aria-label", aboutWorker(name));
+    }
+  }
+  const first = known.get(chosen) || known.get(names[0]);
+  if (first) first.tabIndex = 0;
+  if (chosen) at("about").textContent = aboutWorker(chosen);
+  const counted = {};
+  for (const worker of workers.values()) counted[modeOf(worker)] = (counted[modeOf(worker)] || 0) + 1;
+  at("modes").textContent = Object.entries(counted).map(([mode, n]) => `${MODES[mode][1]}${MODES[mode][0]}: ${n}`).join(" · ");
+}
+
+function layersOf(ranges) {
+  return ranges.map(([start, stop]) => stop - start > 1 ? `${start}–${stop - 1}` : `${start}`).join(", ");
+}
+
+function aboutWorker(name) {
+  const worker = workers.get(name);
+  if (!worker) return "";
+  const held = holding?.held[name], node = worker.node ? `, on ${worker.node}` : "";
+  const layers = held && !["lost", "absent"].includes(worker.mode) ? `, holds layer${held.length > 1 || held[0][1] - held[0][0] > 1 ? "s" : ""} ${layersOf(held)}` : "";
+  return `Worker ${name}: ${MODES[modeOf(worker)][0]}${node}${layers}`;
+}
+
+function choose(button) {
+  for (const other of at("workers").querySelectorAll("button[tabindex='0']")) other.tabIndex = -1;
+  button.tabIndex = 0;
+  chosen = button.dataset.worker;
+  at("about").textContent = aboutWorker(chosen);
+}
+
+at("workers").addEventListener("focusin", (event) => event.target.dataset.worker && choose(event.target));
+at("workers").addEventListener("click", (event) => event.target.dataset?.worker && event.target.focus());
+at("workers").addEventListener("keydown", (event) => {
+  const rows = [...at("workers").children].map((row) => [...row.children]);
+  const y = rows.findIndex((row) => row.includes(event.target)), x = y < 0 ? -1 : rows[y].indexOf(event.target);
+  if (x < 0) return;
+  const next = { ArrowLeft: rows[y][x - 1], ArrowRight: rows[y][x + 1], Home: rows[y][0], End: rows[y].at(-1),
+    ArrowUp: rows[y - 1]?.[Math.min(x, rows[y - 1].length - 1)], ArrowDown: rows[y + 1]?.[Math.min(x, rows[y + 1].length - 1)] }[event.key];
+  if (next) { event.preventDefault(); next.focus(); }
+});
+
+// ---- layers, recoveries, lines
+
+function showLayers() {
+  if (!holding) return;
+  if (holding.why) { at("survives").textContent = holding.why; at("layers").replaceChildren(); return; }
+  const owners = Array.from({ length: holding.layers }, () => []);
+  for (const [name, ranges] of Object.entries(holding.held)) {
+    if (["lost", "absent"].includes(workers.get(name)?.mode)) continue;
+    for (const [start, stop] of ranges) for (let layer = start; layer < stop; layer += 1) owners[layer].push(name);
+  }
+  const counts = owners.map((each) => each.length), fewest = Math.min(...counts), uneven = Math.max(...counts) > fewest;
+  const nodes = holding.nodes === null ? "" : `, or any ${holding.nodes} node${holding.nodes === 1 ? "" : "s"}`;
+  at("survives").textContent = (holding.any
+    ? `Survives now: any ${holding.any} worker${holding.any > 1 ? "s" : ""}, up to ${holding.most}${nodes}.`
+    : `Not every loss is survived now without a way back: ${uneven ? "some layers have" : "every layer has"} one owner. Up to ${holding.most} workers may be lost${nodes}.`)
+    + (uneven ? " The weakest layers have a frame." : "");
+  at("survives").className = holding.any ? "" : "bad-text";
+  at("layers").replaceChildren(...owners.map((each, layer) => make("div", {
+    role: "listitem", class: each.length === 0 ? "gone" : uneven && each.length === fewest ? "weak" : "", title: `layer ${layer}: ${each.join(", ") || "nobody"}`,
+  }, make("small", {}, `${layer}`), `${each.length}`)));
+}
+
+function showRecoveries() {
+  const box = at("recoveries"), shown = [...recoveries.values()].sort((one, two) => two.number - one.number).slice(0, 50);
+  if (!shown.length) { box.replaceChildren(make("p", { class: "none" }, "none so far")); return; }
+  const open = new Set([...box.querySelectorAll("details[open]")].map((each) => each.dataset.number));
+  const seen = new Set([...box.querySelectorAll("details")].map((each) => each.dataset.number));
+  box.replaceChildren(...shown.map((each, place) => {
+    const parts = Object.entries(each.parts), total = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
+    const who = each.lost.map(([name]) => name).join(", ");
+    const over = each.over ? `${milliseconds(total)} to the next step` : job.outcome ? "not recovered from" : "under way";
+    const details = make("details", { "data-number": each.number }, make("summary", {}, `${who} lost in step ${each.step}: ${over}`));
+    let before = 0;
+    for (const [name, seconds] of parts) {
+      const bar = make("i", { class: name });
+      bar.style.left = `${total ? 100 * before / total : 0}%`; bar.style.width = `${total ? 100 * seconds / total : 0}%`;
+      details.append(make("div", { class: "part" }, make("span", {}, PARTS[name] || name), make("div", { class: "bar" }, bar), make("span", {}, milliseconds(seconds))));
+      before += seconds;
+    }
+    details.append(make("p", { class: "none" }, `${each.redone} (layer, micro-batch) pairs run again${each.strategy ? `, by ${each.strategy}` : ""}`));
+    for (const [name, how] of each.lost) details.append(make("p", { class: "none" }, `${name}: ${how}`));
+    details.open = open.has(String(each.number)) || (place === 0 && !seen.has(String(each.number)));
+    return details;
+  }));
+}
+
+function showLines(lines) {
+  const list = at("lines");
+  list.prepend(...lines.map((line) => make("li", line.kind ? { class: line.kind } : {},
+    make("time", {}, `${line.at.toFixed(3)} s`), make("span", {}, line.text))).reverse());
+  while (list.children.length > LINES) list.lastChild.remove();
+}
+
+at("only-trouble").addEventListener("change", (event) => at("lines").classList.toggle("only", event.target.checked));
+
+// ---- curves
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function drawMarks(chart) {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.lineWidth = devicePixelRatio; ctx.setLineDash([4, 3]);
+  for (const mark of marks) {
+    const x = chart.valToPos(mark.step, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = colour(mark.kind === "lost" ? "--lost" : "--coming");
+    ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+  }
+  ctx.restore();
+}
+
+function chart(id, names, data) {
+  const box = at(id), key = names.join("\n");
+  if (charts[id]?.key === key) { charts[id].plot.setData(data); return; }
+  charts[id]?.plot.destroy();
+  const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+  const strokes = [SERIES[id], ...SERIES.score];
+  const plot = new uPlot({
+    width: box.clientWidth, height: box.clientHeight - 36,
+    scales: { x: { time: false } }, axes: [{ ...axis, incrs: STEPS }, { ...axis, size: 64 }],
+    series: [{ label: "step" }, ...names.map((label, n) => ({
+      label, stroke: colour(strokes[n % strokes.length]), width: 1.5, spanGaps: true, points: { show: n > 0 }, value: (_, value) => number(value, 5),
+    }))],
+    hooks: { draw: [drawMarks] },
+  }, data, box);
+  charts[id] = { key, plot };
+}
+
+function showCharts() {
+  const evaluated = [...scores.values()].sort((one, two) => one.step - two.step);
+  const names = [...new Set(evaluated.flatMap((each) => Object.keys(each.scores)))].filter((name) => name === "loss");
+  const data = [[curve.steps, curve.losses]];
+  if (names.length) data.push([evaluated.map((each) => each.step), ...names.map((name) => evaluated.map((each) => each.scores[name] ?? null))]);
+  chart("loss", ["loss", ...names.map((name) => `evaluated ${name}`)], data.length > 1 ? uPlot.join(data) : data[0]);
+  chart("rate", ["samples per second"], [curve.steps, curve.rates]);
+}
+
+new ResizeObserver(() => {
+  for (const [id, { plot }] of Object.entries(charts)) plot.setSize({ width: at(id).clientWidth, height: at(id).clientHeight - 36 });
+}).observe(at("loss"));
+
+// ---- schedules
+
+async function showPictures(now = false) {
+  if (!at("schedule").open || (!now && Date.now() - picturesAt < PICTURES_MS)) return;
+  picturesAt = Date.now();
+  const found = await ask(`schedules?which=${at("which").value}`);
+  for (const name of ["measured", "planned"]) {
+    const { svg, about, idle } = found[name], image = at(name);
+    at(`${name}-about`).textContent = `${name === "planned" ? "Planned" : "Measured"}: ${about}${idle === null ? "" : `; workers wait ${(100 * idle).toFixed(1)} % of its time`}`;
+    if (image.src) URL.revokeObjectURL(image.src);
+    image.hidden = !svg;
+    if (svg) image.src = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" })); else image.removeAttribute("src");
+  }
+}
+
+const showPicturesNow = () => showPictures(true).catch(() => { picturesAt = 0; });  // the next look tells why, or mends it
+at("schedule").addEventListener("toggle", showPicturesNow);
+at("which").addEventListener("change", showPicturesNow);
+
+// ---- light and dark, the token, the beginning
+
+function dress(theme) {
+  document.documentElement.dataset.theme = theme;
+  for (const { plot } of Object.values(charts)) plot.destroy();
+  charts = {};
+  if (curve.steps.length) showCharts();
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const wanted = () => localStorage.getItem("holdfast-theme") || (dark.matches ? "dark" : "light");
+dark.addEventListener("change", () => dress(wanted()));
+at("theme").addEventListener("click", () => {
+  localStorage.setItem("holdfast-theme", wanted() === "dark" ? "light" : "dark");
+  dress(wanted());
+});
+
+at("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = at("token").value.trim();
+  sessionStorage.setItem("holdfast-token", token);
+  at("login").hidden = true;
+  look();
+});
+
+reset();
+dress(wanted());
+token = sessionStorage.getItem("holdfast-token") || "";
+look();
