@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from importlib import resources
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.following import who_runs
 from holdfast.cli.inspect import tell_at_once
 from holdfast.cli.serving import Asked, Page, add_serving_arguments, serve
 from holdfast.cli.watched import Watched
@@ -17,18 +20,20 @@ from holdfast.control.chain.opening import plans_in
 from holdfast.core.plan import Plan
 from holdfast.drawing.schedule import schedule_to_svg
 from holdfast.drawing.step import step_to_svg
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.launch.directory import decisions_of
 from holdfast.schedule.evaluate import evaluate
 from holdfast.telemetry.board import Board
 from holdfast.telemetry.events import Agreed, Detected, FaultInjected, StepOps, Timed
 from holdfast.telemetry.measured import measured_costs, ran_by_step
+from holdfast.telemetry.story import EVENTS
 
 __all__ = ["add_board_parser"]
 
 _ADDRESS = "127.0.0.1:8571"
 _DRAWN = 64
 """So many workers are drawn at most: more are no picture any more, and take long."""
+_SILENT_S = 10.0
 _STEPS = 3
 _BESIDES = 200
 _JSON = "application/json"
@@ -60,13 +65,15 @@ def add_board_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def run(args: argparse.Namespace) -> int:
     """Serves the page until Ctrl-C; returns 130."""
     run_dir = Path(args.run_dir)
+    begins = "" if (run_dir / EVENTS).is_file() else " (the run is yet to begin)"
     watched = _Watched(run_dir)
     return serve(
         args,
         {"/news": watched.news, "/schedules": watched.schedules},
         files={path: Page(_file(name), kind) for path, (name, kind) in _FILES.items()},
         look=watched.look,
-        tell=lambda address: f"board of {run_dir} at {address}/{watched.begins}",
+        tell=lambda address: f"board of {run_dir} at {address}/{begins}",
+        at_once=True,
     )
 
 
@@ -83,17 +90,28 @@ class _Watched(Watched):
         self._pictures = _Pictures()
         self._planned: int | None = None
         self._plan: Plan | None = None
+        self._heard, self._asked = time.monotonic(), 0.0
+        self._gone = ""
 
-    @property
-    def begins(self) -> str:
-        """What to say where there is nothing to be seen yet."""
-        return "" if self._board.begun else " (the run is yet to begin)"
+    def look(self) -> None:
+        """See Watched.look; of a job that is silent it is found out whether anybody runs it."""
+        super().look()
+        now, figures = time.monotonic(), self._board.figures
+        if now - self._heard < _SILENT_S or not figures.job or figures.ended:
+            self._gone = ""
+        elif now - self._asked >= _SILENT_S:
+            self._asked = now
+            with contextlib.suppress(ConfigError):  # it cannot be found out now
+                self._gone = "" if who_runs(self._run_dir) else "It has not ended, or was killed: no process runs it."
 
     def hear(self, news: list[Timed]) -> None:
         """See Watched.hear."""
+        if not news:
+            return
+        self._heard = time.monotonic()
         self._board.hear(news)
         self._pictures.hear(news)
-        if news and self._board.generation != self._planned:
+        if self._board.generation != self._planned:
             self._planned = self._board.generation
             self._plan, why = self._find_plan()
             self._board.hold(None if self._plan is None else self._plan.placement, why)
@@ -112,7 +130,7 @@ class _Watched(Watched):
         """What has changed since it was last asked for."""
         known = _number(asked, "run"), _number(asked, "since")
         with self.still() as now:
-            told = self._board.told(*known, now, self.damage)
+            told = self._board.told(*known, now, self.damage or self._gone)
         return Page(msgspec.json.encode(told).decode(), _JSON)
 
     def schedules(self, asked: Asked) -> Page:

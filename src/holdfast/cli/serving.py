@@ -138,6 +138,7 @@ def serve(
     files: Mapping[str, Page] = _NONE,
     look: Callable[[], None],
     tell: Callable[[str], str],
+    at_once: bool = False,
 ) -> int:
     """Serves pages until SIGTERM or Ctrl-C, as :func:`add_serving_arguments` has it; returns 130.
 
@@ -148,6 +149,7 @@ def serve(
         files: likewise.
         look: called before pages are served, and then each second.
         tell: what to print, of the address at which they are.
+        at_once: whether pages are served before the first look, which may take long.
 
     Raises:
         ConfigError: it cannot be listened there, or not like this.
@@ -163,12 +165,13 @@ def serve(
     )
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    look()  # first: counters that jump from 0 to what they are would be taken for new failures
+    if not at_once:  # counters that jump from 0 to what they are would be taken for new failures
+        look()
     with served(what, args.listen) as address:
         print(tell(address), flush=True)
         while True:
-            time.sleep(_LOOK_S)
             look()
+            time.sleep(_LOOK_S)
 
 
 def _context(certs: Path) -> ssl.SSLContext:

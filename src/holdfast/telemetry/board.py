@@ -6,7 +6,6 @@ newest entries.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -47,6 +46,7 @@ __all__ = ["Board", "Curve", "Holding", "Job", "Line", "Mark", "News", "Recovere
 
 _POINTS = 1000
 """A curve has so many points at least, once there were so many steps, and twice as many at most."""
+_SCORES = 2000
 _LINES = 500
 _MARKS = 200
 _RATE_S = 60.0
@@ -199,7 +199,7 @@ class News(_Told, frozen=True, kw_only=True):
         recoveries: those that are new or have changed, by their number.
         holding: if it has changed.
         lines: those that are new.
-        damage: why logs cannot be read; empty if they can.
+        trouble: why what is shown is not what is: logs cannot be read, or nobody runs the job any more; empty if it is.
     """
 
     run: int
@@ -212,7 +212,7 @@ class News(_Told, frozen=True, kw_only=True):
     recoveries: list[Recovered] = []
     holding: Holding | None = None
     lines: list[Line] = []
-    damage: str = ""
+    trouble: str = ""
 
 
 _T = TypeVar("_T")
@@ -243,16 +243,17 @@ class _Growing(Generic[_T]):
 
 @dataclass(slots=True)
 class _Point:
-    """Some steps in a row: the last of them, how many, their seconds, and the losses that were told."""
+    """Some steps in a row: the last of them, how many, their seconds, how many told a loss, and the sum of these."""
 
     step: int
     number: int
     seconds: float
-    losses: list[float]
+    told: int
+    losses: float
 
     def joined(self, after: _Point) -> _Point:
-        losses = [statistics.fmean(each) for each in (self.losses, after.losses) if each]
-        return _Point(after.step, self.number + after.number, self.seconds + after.seconds, losses)
+        number, seconds = self.number + after.number, self.seconds + after.seconds
+        return _Point(after.step, number, seconds, self.told + after.told, self.losses + after.losses)
 
 
 class _Curve:
@@ -298,7 +299,7 @@ class _Curve:
         return Curve(
             first=first,
             steps=[point.step for point in new],
-            losses=[statistics.fmean(point.losses) if point.losses else None for point in new],
+            losses=[point.losses / point.told if point.told else None for point in new],
             rates=[samples_per_step * point.number / point.seconds if point.seconds else None for point in new],
         )
 
@@ -327,18 +328,13 @@ class Board:
         self._loss: float | None = None
         self._checkpoint: int | None = None
         self._pace: deque[tuple[float, int]] = deque()
-        self._marks, self._scores = _Growing[Mark](_MARKS), _Growing[Score](2 * _POINTS)
+        self._marks, self._scores = _Growing[Mark](_MARKS), _Growing[Score](_SCORES)
         self._changed: dict[int, int] = {}
         self._stepped = False
         self._holding: tuple[int, Holding | None] = (0, None)
         self._lines = _Growing[Line](_LINES)
         self.generation = 0
         """The newest."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a job to be seen."""
-        return self._started is not None
 
     def hear(self, news: Iterable[Timed]) -> None:
         """Takes events into account that are new, in the order of time."""
@@ -399,7 +395,9 @@ class Board:
             losses = [self._losses.pop(step)[1] for step in known]
             self._loss = losses[-1] if losses else self._loss
             seconds = figures.last - last if self._stepped else 0.0  # the first one waits for much
-            self._curve.add(self._tick, _Point(figures.done - 1, figures.done - done, seconds, losses))
+            self._curve.add(
+                self._tick, _Point(figures.done - 1, figures.done - done, seconds, len(losses), sum(losses))
+            )
             self._stepped = True
             self._pace.append((figures.last, figures.done))
             while len(self._pace) > 2 and self._pace[0][0] < figures.last - _RATE_S:
@@ -425,14 +423,14 @@ class Board:
             )
         self._holding = self._tick, found
 
-    def told(self, run: int, since: int, now: float, damage: str = "") -> News:
+    def told(self, run: int, since: int, now: float, trouble: str = "") -> News:
         """Returns what has changed.
 
         Args:
             run: the attempt of which the newest that is known was told; of another one all is told.
             since: the tick that was told last; 0: none.
             now: what the clock of the run shows.
-            damage: why logs cannot be read.
+            trouble: see :class:`News`.
         """
         since = since if run == self._run and since <= self._tick else 0
         recoveries = [each for each in (*self.figures.recoveries, self.figures.recovery) if each is not None]
@@ -449,7 +447,7 @@ class Board:
             recoveries=[_recovered(each) for each in recoveries if self._changed[each.number] > since],
             holding=holding if held_at > since else None,
             lines=self._lines.since(since),
-            damage=damage,
+            trouble=trouble,
         )
 
     def _job(self, now: float) -> Job:

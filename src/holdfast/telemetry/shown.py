@@ -10,11 +10,15 @@ from holdfast.plain import one_line
 
 __all__ = ["shown"]
 
+_UNFIT = (b"\\", b"\x7f")
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def shown(event: _S) -> _S:
     """Returns a struct, such as an event that was read, in which every text is plain and one line."""
+    written = msgspec.json.encode(event)  # of most, one look tells: what is not printed as it stands is escaped there
+    if written.isascii() and not any(sign in written for sign in _UNFIT):
+        return event
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     changed = {name: fit for name, value in fields.items() if (fit := _fit(value)) != value}
     return msgspec.structs.replace(event, **changed) if changed else event

@@ -45,7 +45,7 @@ async function look() {
   let trouble = "";
   try {
     show(await ask(`news?run=${run}&since=${tick}`));
-    trouble = job.damage || "";
+    trouble = job.trouble || "";
     await showPictures();
   } catch (error) {
     if (error instanceof Unknown) {
@@ -65,7 +65,7 @@ async function look() {
 function show(news) {
   if (news.run !== run || news.tick < tick) { run = news.run; reset(); }
   tick = news.tick;
-  job = { ...news.job, damage: news.damage };
+  job = { ...news.job, trouble: news.trouble };
   for (const [name, worker] of Object.entries(news.workers || {})) workers.set(name, worker);
   if (news.curve) {
     for (const key of ["steps", "losses", "rates"]) curve[key] = [...curve[key].slice(0, news.curve.first), ...news.curve[key]];
@@ -98,6 +98,7 @@ const milliseconds = (seconds) => seconds >= 10 ? `${seconds.toFixed(1)} s` : `$
 function state() {
   if (!job.name) return ["waiting", "The run is yet to begin."];
   if (job.outcome) return [job.outcome === "done" ? "done" : "bad", job.outcome === "done" ? "done" : `ended: ${job.outcome}`];
+  if (job.trouble) return ["bad", "no word"];
   return job.recovering ? ["recovering", "recovering"] : ["running", job.done ? "running" : "starting"];
 }
 
@@ -143,6 +144,7 @@ function showWorkers() {
   const grid = at("workers"), rows = new Map();
   grid.dataset.recovering = job.recovering;
   grid.classList.toggle("many", workers.size > 100);
+  grid.parentElement.classList.toggle("wide", workers.size > 100);
   const names = [...workers.keys()].sort((one, two) => {
     const [a, b] = place(one), [c, d] = place(two);
     return a === c ? (b === d ? one.localeCompare(two) : b - d) : a - c;
@@ -223,7 +225,7 @@ function showLayers() {
   const nodes = holding.nodes === null ? "" : `, or any ${holding.nodes} node${holding.nodes === 1 ? "" : "s"}`;
   at("survives").textContent = (holding.any
     ? `Survives now: any ${holding.any} worker${holding.any > 1 ? "s" : ""}, up to ${holding.most}${nodes}.`
-    : `Not every loss is survived now without a way back: ${uneven ? "some layers have" : "every layer has"} one owner. Up to ${holding.most} workers may be lost${nodes}.`)
+    : `${uneven ? "Some layers have" : "Every layer has"} one owner: its loss costs steps, from logs or a checkpoint, or ends the job. Up to ${holding.most} workers may be lost.`)
     + (uneven ? " The weakest layers have a frame." : "");
   at("survives").className = holding.any ? "" : "bad-text";
   at("layers").replaceChildren(...owners.map((each, layer) => make("div", {
