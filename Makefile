@@ -104,6 +104,7 @@ bench: $(STAMP)  ## all benchmarks, with targets and results
 	$(BIN)/python benchmarks/tensor_logging.py
 	$(BIN)/python benchmarks/logged_job.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/board.py
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/undo_cost.py
 	$(BIN)/python benchmarks/undo_accuracy.py
