@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.loop.failing import SimulatedFailure
     from holdfast.runtime.loop.session import Session, Step, session
     from holdfast.runtime.train import Summary, train
+    from holdfast.trackers.port import Tracker
 
 __all__ = [
     "Fault",
@@ -23,6 +24,7 @@ __all__ = [
     "SimulatedFailure",
     "Step",
     "Summary",
+    "Tracker",
     "__version__",
     "load_job",
     "load_profile",
@@ -38,6 +40,7 @@ _HOMES = {
     "SimulatedFailure": "holdfast.runtime.loop.failing",
     "Step": "holdfast.runtime.loop.session",
     "Summary": "holdfast.runtime.train",
+    "Tracker": "holdfast.trackers.port",
     "load_job": "holdfast.config.load",
     "load_profile": "holdfast.config.profiles",
     "parse_job": "holdfast.config.load",

@@ -172,6 +172,7 @@ def test_another_attempt_is_shown_instead_of_the_one_before(job, boards, opened)
     tab.shows("#state", "^starting$")
     tab.shows("#how-far", "^0 of 10 steps done")
     assert "ended" not in tab.text("#lines")
+    assert tab.page.locator("#loss canvas").count() == 0
 
 
 def test_what_a_run_says_is_text_and_nothing_else(job, boards, opened):
@@ -239,11 +240,35 @@ def test_a_board_that_comes_back_is_gone_on_with(job, boards, opened):
     process.wait(LIMIT_S)
     tab.shows("#trouble", "cannot be reached")
     assert tab.text("#how-far").startswith("2 of 10")
+    assert tab.text("#state") == "no word"
     job.steps(1)
+    job.write(Notice(worker="agent", text="told while nobody listened"))
     boards(job.run_dir, port=port)
     tab.shows("#how-far", "^3 of 10")
     until(lambda: not tab.page.is_visible("#trouble"))
     assert tab.page.locator("#workers button").count() == 2
+    tab.shows("#lines", "told while nobody listened")
+    assert tab.page.evaluate("curve.steps.join()") == "0,1,2"
+    assert tab.page.locator("#lines li").count() == 3
+
+
+def test_a_board_of_another_run_at_the_same_address_is_not_mixed_with_the_one_before(job, boards, opened, tmp_path):
+    job.begin()
+    job.steps(3)
+    port = free_port()
+    address, process = boards(job.run_dir, port=port)
+    tab = opened(address)
+    tab.shows("#how-far", "^3 of 10")
+    (tmp_path / "other").mkdir()
+    with contextlib.closing(Job(tmp_path / "other")) as other:
+        other.begin()
+        other.steps(2)
+        process.kill()
+        process.wait(LIMIT_S)
+        boards(other.run_dir, port=port)
+        tab.shows("#how-far", "^2 of 10")
+    assert tab.page.evaluate("curve.steps.join()") == "0,1"
+    assert tab.page.locator("#lines li").count() == 2
 
 
 def test_a_token_is_asked_for_and_kept_for_the_session(job, boards, opened, tmp_path):
@@ -253,9 +278,11 @@ def test_a_token_is_asked_for_and_kept_for_the_session(job, boards, opened, tmp_
     tab = opened(boards(job.run_dir, "--token-file", str(tmp_path / "token"))[0])
     tab.shows("#trouble", "token of this board is needed")
     assert tab.text("#name") == "Holdfast"
-    tab.page.fill("#token", "wrong")
-    tab.page.press("#token", "Enter")
-    tab.shows("#trouble", "That is not the token")
+    for wrong in ("wrong", "\N{CYRILLIC SMALL LETTER A}"):
+        tab.page.fill("#token", wrong)
+        tab.page.press("#token", "Enter")
+        tab.shows("#trouble", "That is not the token")
+        assert tab.page.is_visible("#login")
     tab.page.fill("#token", TOKEN)
     tab.page.press("#token", "Enter")
     tab.shows("#how-far", "^2 of 10")

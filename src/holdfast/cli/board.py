@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.following import who_runs
 from holdfast.cli.inspect import tell_at_once
 from holdfast.cli.serving import Asked, Page, add_serving_arguments, serve
 from holdfast.cli.watched import Watched
-from holdfast.control.chain.opening import plans_in
+from holdfast.control.chain.opening import is_database, plans_in
 from holdfast.core.plan import Plan
 from holdfast.drawing.schedule import schedule_to_svg
 from holdfast.drawing.step import step_to_svg
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError
+from holdfast.plain import one_line
 from holdfast.runtime.launch.directory import decisions_of
 from holdfast.schedule.evaluate import evaluate
 from holdfast.telemetry.board import Board
-from holdfast.telemetry.events import Agreed, Detected, FaultInjected, StepOps, Timed
+from holdfast.telemetry.events import Agreed, Detected, FaultInjected, JobStarted, StepOps, Timed
 from holdfast.telemetry.measured import measured_costs, ran_by_step
 from holdfast.telemetry.story import EVENTS
 
@@ -33,7 +33,7 @@ __all__ = ["add_board_parser"]
 _ADDRESS = "127.0.0.1:8571"
 _DRAWN = 64
 """So many workers are drawn at most: more are no picture any more, and take long."""
-_SILENT_S = 10.0
+_PATIENCE_S = 10.0
 _STEPS = 3
 _BESIDES = 200
 _JSON = "application/json"
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _file(name: str) -> str:
-    return (resources.files("holdfast.cli") / "page" / name).read_text()
+    return (resources.files("holdfast.cli") / "page" / name).read_text(encoding="utf-8")
 
 
 class _Watched(Watched):
@@ -86,51 +86,55 @@ class _Watched(Watched):
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir)
-        self._board = Board(tell_at_once)
+        self._board = Board(tell_at_once, secrets.randbits(40))
         self._pictures = _Pictures()
-        self._planned: int | None = None
+        self._planned = (0, 0)
         self._plan: Plan | None = None
-        self._heard, self._asked = time.monotonic(), 0.0
-        self._gone = ""
+        self._sought = -_PATIENCE_S
+        self._trouble = ""
 
     def look(self) -> None:
-        """See Watched.look; of a job that is silent it is found out whether anybody runs it."""
+        """See Watched.look."""
         super().look()
-        now, figures = time.monotonic(), self._board.figures
-        if now - self._heard < _SILENT_S or not figures.job or figures.ended:
-            self._gone = ""
-        elif now - self._asked >= _SILENT_S:
-            self._asked = now
-            with contextlib.suppress(ConfigError):  # it cannot be found out now
-                self._gone = "" if who_runs(self._run_dir) else "It has not ended, or was killed: no process runs it."
+        self._seek_plan()
+        self._trouble = "It has not ended, and no process that can be found runs it." if self.is_gone() else ""
 
     def hear(self, news: list[Timed]) -> None:
         """See Watched.hear."""
-        if not news:
-            return
-        self._heard = time.monotonic()
         self._board.hear(news)
+        if any(isinstance(event, JobStarted) for _, event in news):
+            self._pictures, self._plan = _Pictures(), None
         self._pictures.hear(news)
-        if self._board.generation != self._planned:
-            self._planned = self._board.generation
-            self._plan, why = self._find_plan()
-            self._board.hold(None if self._plan is None else self._plan.placement, why)
 
-    def _find_plan(self) -> tuple[Plan | None, str]:
-        """The newest plan, or why it is not known."""
-        if (url := decisions_of(self._run_dir)) is None:
-            return None, "who holds what is not known: the run has no control.db, and nothing says where else plans are"
+    def _seek_plan(self) -> None:
+        """Finds the newest plan, once there is another; where it cannot be read now, that is tried again later."""
+        wanted = self._board.run, self._board.generation
+        if wanted == self._planned or not wanted[1] or time.monotonic() < self._sought + _PATIENCE_S:
+            return
+        plan, why = self._find_plan(wanted[1])
+        self._sought = -_PATIENCE_S if plan else time.monotonic()
+        with self._lock:
+            self._plan, self._planned = plan, wanted if plan else (0, 0)
+            self._board.hold(None if plan is None else plan.placement, why)
+
+    def _find_plan(self, generation: int) -> tuple[Plan | None, str]:
+        """The plan of a generation, or why it is not known."""
+        why = "who holds what is not known: "
         try:
-            plan = plans_in(url).get(self._board.generation)
-        except HoldfastError as error:
-            return None, f"who holds what is not known: {error}"
-        return plan, "" if plan else "who holds what is not known: the store has no plan of this generation any more"
+            if (url := decisions_of(self._run_dir)) is None:
+                return None, f"{why}the run has no control.db, and nothing says where else plans are"
+            if is_database(url) and not self.here:
+                return None, f"{why}plans are in a database of the machine where the job was begun"
+            plan = plans_in(url).get(generation)
+        except (HoldfastError, OSError, UnicodeError) as error:
+            return None, why + one_line(str(error))
+        return plan, "" if plan else f"{why}the store has no plan of generation {generation} any more"
 
     def news(self, asked: Asked) -> Page:
         """What has changed since it was last asked for."""
         known = _number(asked, "run"), _number(asked, "since")
         with self.still() as now:
-            told = self._board.told(*known, now, self.damage or self._gone)
+            told = self._board.told(*known, now, self.damage or self._trouble)
         return Page(msgspec.json.encode(told).decode(), _JSON)
 
     def schedules(self, asked: Asked) -> Page:
@@ -139,7 +143,7 @@ class _Watched(Watched):
             interrupted = asked.query.get("which") == "interrupted"
             step = self._pictures.interrupted if interrupted else self._board.figures.done - 1
             timed, known = self._pictures.of(step), self._pictures.all()
-            plan, generation = self._plan, self._planned
+            plan, generation = self._plan, self._planned[1]
         found = {"measured": _measured(timed, step), "planned": _planned(plan, generation, known)}
         return Page(msgspec.json.encode(found).decode(), _JSON)
 
@@ -155,18 +159,14 @@ class _Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 def _measured(timed: list[Timed], step: int) -> _Picture:
     """What every worker ran in a step."""
-    spans = [
-        (event.worker, op[3], op[4])
-        for _, event in timed
-        if isinstance(event, StepOps) and event.step == step
-        for op in event.ops
-    ]
+    last = {event.worker: event.ops for _, event in timed if isinstance(event, StepOps) and event.step == step}
+    spans = [(worker, op[3], op[4]) for worker, ops in last.items() for op in ops]
     if not spans:
         return _Picture(about="no such step was run so far" if step < 0 else f"nothing is told of step {step}")
     return _picture(lambda: step_to_svg(timed, step), f"step {step}, as it was run", spans)
 
 
-def _planned(plan: Plan | None, generation: int | None, known: list[Timed]) -> _Picture:
+def _planned(plan: Plan | None, generation: int, known: list[Timed]) -> _Picture:
     """The newest plan, with the times that were measured under it."""
     ran = [each for (at, _), each in ran_by_step(known, whole=True).items() if at == generation]
     if plan is None or not any(ops for each in ran for ops in each.values()):

@@ -29,6 +29,7 @@ from holdfast.cli.simulate import add_simulate_parser
 from holdfast.cli.status import add_status_parser
 from holdfast.cli.study import add_study_parser
 from holdfast.cli.templates import add_templates_parser
+from holdfast.cli.track import add_track_parser
 from holdfast.cli.train import add_coordinator_parser, add_train_parser
 from holdfast.errors import ConfigError, DecisionsLost, HoldfastError, InfeasiblePlan, StateUnavailable, TooFewWorkers
 from holdfast.plain import one_line, plain
@@ -63,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_inspect_parser(commands)
     add_status_parser(commands)
     add_board_parser(commands)
+    add_track_parser(commands)
     add_metrics_parser(commands)
     add_drain_parser(commands)
     add_stop_parser(commands)

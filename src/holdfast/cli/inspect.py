@@ -58,6 +58,7 @@ from holdfast.telemetry.events import (
     Resumed,
     Scheduled,
     Seated,
+    Settled,
     StepOmitted,
     StepOps,
     Summed,
@@ -340,7 +341,7 @@ def _is_routine(event: Event, beginning: bool) -> bool:
             return not omitted
         case WorkerReady():
             return beginning
-    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared | Summed)
+    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared | Summed | Settled)
 
 
 def tell_checkpoint(event: Event) -> str | None:
@@ -360,6 +361,10 @@ def tell_checkpoint(event: Event) -> str | None:
             who = f" by worker {event.worker}" if event.worker else ""
             return f"checkpoint of step {event.step} could not be written{who}: {event.detail}"
     return None
+
+
+def _figure(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"
 
 
 def _ms(seconds: float | None) -> str:
@@ -402,6 +407,9 @@ def _tell_job(event: Event) -> str | None:
             return f"worker {event.worker} begins step {event.step}"
         case Summed():
             return f"worker {event.worker} holds {event.sums} sum(s) of step {event.step}"
+        case Settled():
+            rate = "" if event.rate is None else f", learning rate {event.rate:.4g}"
+            return f"step {event.step} settled, norm of its gradient {_figure(event.norm)}{rate}"
         case StepOmitted():
             return f"step {event.step}, updated ahead of its verdict, is OMITTED: a gradient was not finite"
         case StepOps(knows_loss=True):

@@ -249,7 +249,7 @@ class _Answering(BaseHTTPRequestHandler):
         """Answers with a page."""
         what, url = self.server.what, urlsplit(self.path)
         path, make = url.path, what.pages.get(url.path)
-        if not (what.token or self._names_us()):
+        if not (what.token or path in what.public or self._names_us()):
             self._say(HTTPStatus.MISDIRECTED_REQUEST, Page(_ELSEWHERE))
             return
         if path in what.files:

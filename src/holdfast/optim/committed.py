@@ -61,6 +61,8 @@ class Committed(Protocol):
     @property
     def whole(self) -> bool: ...  # noqa: D102
 
+    def rate(self, lr_scale: float) -> float | None: ...  # noqa: D102
+
     def update(  # noqa: D102
         self, gradients: Mapping[str, Tensor | None], lr_scale: float, fold: Fold | None = None
     ) -> None: ...
@@ -310,6 +312,10 @@ class CommittedLayer(ABC):
         """The gradients of the trainable parameters, each of its parameter's type."""
         found = [(gradients.get(name), p.dtype) for name, p in self._trainable.items()]
         return [None if gradient is None else gradient.to(dtype) for gradient, dtype in found]
+
+    def rate(self, lr_scale: float) -> float | None:
+        """Return the learning rate of the first group of parameters; None where nothing is trained."""
+        return next((float(group["lr"]) for group in self._used(lr_scale)), None)
 
     def _used(self, lr_scale: float) -> list[dict[str, Any]]:
         """The settings of the optimizer's groups at a step."""

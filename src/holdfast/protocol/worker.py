@@ -143,6 +143,13 @@ class Engine(StepEngine, Protocol):
     def omitted(self) -> bool:
         """Whether the step settled last leaves the weights as they are: a gradient was not finite."""
 
+    norm: float | None
+    """L2 norm of the mean gradient of the whole model in the step settled last, before it is clipped; None where that
+    was not finite, or nobody knows."""
+
+    def rate(self, step: int) -> float | None:
+        """Returns the learning rate at a step, of the optimizer's first group; None where that is not known here."""
+
     def losses(self) -> list[float] | None:
         """The loss of every micro-batch of the step that was reduced last; None unless we own the last layer."""
 

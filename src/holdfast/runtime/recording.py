@@ -14,7 +14,7 @@ from holdfast.protocol.executor import StepCommitted
 from holdfast.protocol.span_recorder import SpanRecorder, add_span
 from holdfast.protocol.worker import WorkerProtocol, mean_loss
 from holdfast.runtime.transport.port import Sent
-from holdfast.telemetry.events import Log, StepOmitted, StepOps
+from holdfast.telemetry.events import Log, Settled, StepOmitted, StepOps
 
 __all__ = ["StepRecord"]
 
@@ -66,10 +66,15 @@ class StepRecord:
         return end
 
     def told(self, message: Message) -> None:
-        """Logs that a step, which was logged as updated ahead of its verdict, was omitted after all."""
-        if isinstance(message, StepDone) and message.omitted and message.step not in self._omitted:
-            event = StepOmitted(worker=str(message.worker), generation=message.generation, step=message.step)
-            self.log.write(self.clock(), event)
+        """Logs that a step is settled; of one that was logged as updated ahead of that, also that it was omitted."""
+        if not isinstance(message, StepDone):
+            return
+        stage, worker, generation, step = self.protocol.stage, str(message.worker), message.generation, message.step
+        if message.omitted and step not in self._omitted:
+            self.log.write(self.clock(), StepOmitted(worker=worker, generation=generation, step=step))
+        norm = None if message.omitted else stage.norm
+        settled = Settled(worker=worker, generation=generation, step=step, norm=norm, rate=stage.rate(step))
+        self.log.write(self.clock(), settled)
 
     def committed(self, committed: StepCommitted, sent: Sent) -> None:
         """Logs a step.

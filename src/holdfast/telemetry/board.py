@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import Placement
+from holdfast.telemetry.commits import Commits, Done
 from holdfast.telemetry.events import (
     Agreed,
     Checkpointed,
@@ -30,11 +31,11 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Migrating,
     Parted,
     Rebuilt,
     Resumed,
     StepOmitted,
-    StepOps,
     Synced,
     Timed,
     WorkerReady,
@@ -55,7 +56,8 @@ _TROUBLE = (
     CheckpointFailed | CheckpointRejected | CoordinatorLost | Detected | EventsMissing | ExceptionRaised | FaultInjected
 ) | StepOmitted
 _MENDED = Checkpointed | Rebuilt | Resumed | Synced
-_ANSWERS = Detected | Installed | Agreed | Rebuilt
+_ANSWERS = Detected | Installed | Agreed | Rebuilt | JobEnded
+_MARKED = {Detected: "lost", Parted: "left", Synced: "came"}
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,7 +132,7 @@ class Curve(_Told, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Mark(_Told, frozen=True, kw_only=True, omit_defaults=False):
-    """Something to be seen on a curve: at which step, of which kind (``lost`` or ``came``), and who."""
+    """Something to be seen on a curve: at which step, of which kind (``lost``, ``left`` or ``came``), and who."""
 
     step: int
     kind: str
@@ -163,7 +165,7 @@ class Holding(_Told, frozen=True, kw_only=True, omit_defaults=False):
     Attributes:
         layers: of the model.
         held: of each worker the ranges that it holds: first layer, and one past the last.
-        any: so many workers may be lost now, whichever they are, and every layer still has an owner.
+        any: so many workers may be lost now, whichever they are, and every layer still has an owner; -1: one has none.
         most: so many may be, if it is the right ones.
         nodes: so many nodes may be lost, whichever they are; None where there is but one, or it is not known.
         why: why none of this is known; empty if it is.
@@ -189,7 +191,7 @@ class News(_Told, frozen=True, kw_only=True):
     """What has changed of a board; what has not is left out.
 
     Attributes:
-        run: which attempt; what was told of another one is no more.
+        run: which attempt, of which board; what was told of another one is no more.
         tick: to be named when the next news are asked for.
         job: as it is now.
         workers: those that have changed.
@@ -279,6 +281,13 @@ class _Curve:
             self._each *= 2
             self._remake(tick)
 
+    def close(self, tick: int) -> None:
+        """There are no more steps."""
+        if self._open is not None:
+            self._points.append(self._open)
+            self._ticks.append(tick)
+            self._open = None
+
     def cut(self, tick: int, step: int) -> None:
         """The steps from this one on are not done after all."""
         self._open = None
@@ -309,29 +318,30 @@ class Board:
 
     Args:
         tell: what to say of an event, if anything; and whether it is one of the beginning, before the first generation.
+        run: the number before that of the first attempt; numbers that other boards do not have tell these apart.
     """
 
-    def __init__(self, tell: Callable[[Event, bool], str | None]) -> None:
+    def __init__(self, tell: Callable[[Event, bool], str | None], run: int = 0) -> None:
         self._tell = tell
-        self._run, self._tick = 0, 0
+        self._run, self._tick = run, 0
         self._begin()
 
     def _begin(self) -> None:
         """Nothing is known so far."""
-        self.figures = Figures()
+        self._commits = Commits()
         self._started: JobStarted | None = None
         self._origin: float | None = None
         self._formed = False
         self._workers: dict[str, tuple[int, Worker]] = {}
         self._curve = _Curve()
-        self._losses: dict[int, tuple[int, float]] = {}
         self._loss: float | None = None
         self._checkpoint: int | None = None
         self._pace: deque[tuple[float, int]] = deque()
         self._marks, self._scores = _Growing[Mark](_MARKS), _Growing[Score](_SCORES)
         self._changed: dict[int, int] = {}
-        self._stepped = False
         self._holding: tuple[int, Holding | None] = (0, None)
+        self._placement: Placement | None = None
+        self._moving: dict[int, frozenset[str]] = {}
         self._lines = _Growing[Line](_LINES)
         self.generation = 0
         """The newest."""
@@ -345,11 +355,27 @@ class Board:
                 self._run += 1
             self._hear(at, event)
 
+    @property
+    def run(self) -> int:
+        """The number of the newest attempt."""
+        return self._run
+
+    @property
+    def figures(self) -> Figures:
+        """What is known of the newest attempt."""
+        return self._commits.figures
+
     def _hear(self, at: float, event: Event) -> None:
         figures, tick = self.figures, self._tick
-        before = figures.done, figures.last, figures.recovery
+        done, before = figures.done, figures.recovery
+        if isinstance(event, Migrating):
+            self._moving[event.generation] = frozenset(worker for worker, _ in event.moves)
         self._origin = at if self._origin is None else self._origin
-        figures.hear(at, event)
+        for each in self._commits.hear(at, event):
+            self._count(each)
+        if figures.done < done:
+            self._curve.cut(tick, figures.done)
+            self._pace.clear()
         match event:
             case JobStarted():
                 self._started = event
@@ -357,54 +383,53 @@ class Board:
                 self._see(worker, event, node)
             case Detected(worker=worker) | Parted(worker=worker) | Synced(worker=worker):
                 self._see(worker, event)
-                kind = "came" if isinstance(event, Synced) else "lost"
-                self._marks.add(tick, Mark(step=figures.done, kind=kind, worker=worker))
+                if not isinstance(event, Synced):
+                    self._miss(worker)
+                if not (isinstance(event, Detected) and event.spare):
+                    self._marks.add(tick, Mark(step=figures.done, kind=_MARKED[type(event)], worker=worker))
             case Installed(workers=workers, generation=generation):
                 self._formed, self.generation = True, generation
                 for worker in {*self._workers, *workers}:
                     self._see(worker, event)
-            case StepOps(knows_loss=True, loss=float() as loss):
-                if event.generation >= self._losses.get(event.step, (0, 0.0))[0]:
-                    self._losses[event.step] = event.generation, loss
+            case Migrating(generation=generation) if generation == self.generation:  # told behind it
+                for worker in self._moving[generation]:
+                    self._see(worker, event)
+            case JobEnded():
+                self._curve.close(tick)
             case Checkpointed(step=step):
                 self._checkpoint = step
             case Evaluated(step=step, scores=scores):
                 self._scores.add(tick, Score(step=step, scores=dict(scores), best=event.best))
-        self._count(*before[:2])
-        recovery = before[2] or figures.recovery
+        recovery = before or figures.recovery
         if recovery is not None and (figures.recovery is None or isinstance(event, _ANSWERS)):
             self._changed[recovery.number] = tick
+            known = {each.number for each in self._recoveries()}
+            self._changed = {number: at for number, at in self._changed.items() if number in known}
         if text := self._tell(event, not self._formed):
             self._lines.add(tick, Line(at=at - self._origin, text=text, kind=_kind(event)))
 
     def _see(self, worker: str, event: Event, node: str = "") -> None:
         """A worker may have become something else."""
         _, was = self._workers.get(worker, (0, Worker(mode=Mode.ABSENT, node="")))
-        now = Worker(mode=next_mode(worker, was.mode, event), node=node or was.node)
+        moves = isinstance(event, Installed | Migrating) and worker in self._moving.get(event.generation, ())
+        mode = Mode.ENTERING if moves else next_mode(worker, was.mode, event)
+        now = Worker(mode=mode, node=node or was.node)
         if now != was:
             self._workers[worker] = self._tick, now
 
-    def _count(self, done: int, last: float) -> None:
-        """Steps may have been done, or are no more, since ``done`` of them were, the last one at ``last``."""
-        figures = self.figures
-        if figures.done < done:
-            self._curve.cut(self._tick, figures.done)
-            self._pace.clear()
-        elif figures.done > done and figures.committed:
-            known = sorted(step for step in self._losses if step < figures.done)
-            losses = [self._losses.pop(step)[1] for step in known]
-            self._loss = losses[-1] if losses else self._loss
-            seconds = figures.last - last if self._stepped else 0.0  # the first one waits for much
-            self._curve.add(
-                self._tick, _Point(figures.done - 1, figures.done - done, seconds, len(losses), sum(losses))
-            )
-            self._stepped = True
-            self._pace.append((figures.last, figures.done))
-            while len(self._pace) > 2 and self._pace[0][0] < figures.last - _RATE_S:
-                self._pace.popleft()
+    def _count(self, done: Done) -> None:
+        """A step is done."""
+        self._loss = done.loss if done.told else self._loss
+        known = int(done.loss is not None)
+        self._curve.add(self._tick, _Point(done.step, 1, done.seconds or 0.0, known, done.loss or 0.0))
+        at = self.figures.last
+        self._pace.append((at, done.step + 1))
+        while len(self._pace) > 2 and self._pace[0][0] < at - _RATE_S:
+            self._pace.popleft()
 
     def hold(self, placement: Placement | None, why: str = "") -> None:
         """Takes the newest plan's placement into account; None: it is not known, and ``why``."""
+        self._placement = placement
         if placement is None:
             found = Holding(why=why)
         else:
@@ -417,11 +442,21 @@ class Board:
             found = Holding(
                 layers=placement.num_layers,
                 held=held,
-                any=max(0, min(map(len, owners)) - 1),
+                any=max(-1, min(map(len, owners)) - 1),
                 most=len(held) - cover(placement) if all(owners) else 0,
                 nodes=max(0, min(map(len, spread)) - 1) if several else None,
             )
         self._holding = self._tick, found
+
+    def _miss(self, worker: str) -> None:
+        """A worker holds nothing any more; the plan that says so comes later."""
+        gone = [each for each in self._placement.workers if str(each) == worker] if self._placement else []
+        if self._placement is not None and gone:
+            left = [row for row in self._placement.ranges if row[0] not in gone]
+            self.hold(self._placement.without(gone) if left else None, "nobody holds anything")
+
+    def _recoveries(self) -> list[Recovery]:
+        return [each for each in (*self.figures.recoveries, self.figures.recovery) if each is not None]
 
     def told(self, run: int, since: int, now: float, trouble: str = "") -> News:
         """Returns what has changed.
@@ -433,7 +468,6 @@ class Board:
             trouble: see :class:`News`.
         """
         since = since if run == self._run and since <= self._tick else 0
-        recoveries = [each for each in (*self.figures.recoveries, self.figures.recovery) if each is not None]
         held_at, holding = self._holding
         samples = self._started.samples_per_step if self._started else 0
         return News(
@@ -444,7 +478,7 @@ class Board:
             curve=self._curve.since(since, samples),
             marks=self._marks.since(since),
             scores=self._scores.since(since),
-            recoveries=[_recovered(each) for each in recoveries if self._changed[each.number] > since],
+            recoveries=[_recovered(each) for each in self._recoveries() if self._changed[each.number] > since],
             holding=holding if held_at > since else None,
             lines=self._lines.since(since),
             trouble=trouble,

@@ -66,6 +66,7 @@ __all__ = [
     "MadeAgain",
     "Scheduled",
     "Seated",
+    "Settled",
     "StepOmitted",
     "StepOps",
     "Summed",
@@ -480,6 +481,22 @@ class Ran(_Event, frozen=True, tag="ran", kw_only=True):
         return last - (self.stop - 1 - step) * self.step_s
 
 
+class Settled(_Event, frozen=True, tag="settled", kw_only=True):
+    """The verdict over a step is known, and its updates stand; told by one worker.
+
+    Attributes:
+        norm: L2 norm of the mean gradient of the whole model, before it was clipped; None where it was not finite, or
+            where nobody knows.
+        rate: the learning rate of the step, of the optimizer's first group; None in a loop of one's own.
+    """
+
+    worker: str
+    generation: int
+    step: int
+    norm: float | None
+    rate: float | None
+
+
 class StepOmitted(_Event, frozen=True, tag="step-omitted", kw_only=True):
     """A step that was updated ahead of its verdict was omitted after all; told by one worker."""
 
@@ -644,6 +661,7 @@ Event = (
     | Migrating
     | StepOps
     | Ran
+    | Settled
     | StepOmitted
     | Summed
     | Pinned

@@ -22,6 +22,7 @@ from holdfast.telemetry.events import (
     Resumed,
     StepOps,
     Synced,
+    WorkerReady,
 )
 from holdfast.telemetry.report import FATAL_KINDS
 from holdfast.telemetry.underway import Present
@@ -85,11 +86,10 @@ class Recovery:
         lost: who, and how that was found out.
         struck: when a fault struck the first of them; None if none was injected.
         detected: when the first was found to be lost.
-        agreed: when the state of all was known; None before.
-        generation: of the newest answer; 0 before.
+        agreed: when the state of all was known, and of which generation; None before.
         strategy: that answered.
         redone: (layer, micro-batch) pairs that were run again.
-        rebuilt: when all were connected anew; None before.
+        rebuilt: when all were connected anew, and of which generation; None before.
         resumed: when the next step was done; None before.
     """
 
@@ -98,17 +98,22 @@ class Recovery:
     detected: float
     lost: list[tuple[str, str]] = field(default_factory=list)
     struck: float | None = None
-    agreed: float | None = None
-    generation: int = 0
+    agreed: tuple[float, int] | None = None
     strategy: str = ""
     redone: int = 0
-    rebuilt: float | None = None
+    rebuilt: tuple[float, int] | None = None
     resumed: float | None = None
 
     def parts(self) -> dict[str, float]:
         """Returns the seconds of each part that is over: ``find``, ``agree``, ``rebuild`` and ``resume``."""
-        times = [("", self.struck), ("find", self.detected), ("agree", self.agreed)]
-        times += [("rebuild", self.rebuilt), ("resume", self.resumed)]
+        agreed = rebuilt = None
+        if self.agreed is not None:
+            agreed, generation = self.agreed
+            rebuilt = agreed if self.resumed is not None else None
+            if self.rebuilt is not None and self.rebuilt[1] == generation:
+                rebuilt = max(agreed, self.rebuilt[0])
+        times = [("", self.struck), ("find", self.detected), ("agree", agreed)]
+        times += [("rebuild", rebuilt), ("resume", self.resumed)]
         known = [(name, at) for name, at in times if at is not None]
         return {name: max(0.0, at - before) for (_, before), (name, at) in pairwise(known)}
 
@@ -161,7 +166,7 @@ class Figures:
     _swapped: dict[tuple[int, int], tuple[set[str], float]] = field(default_factory=dict)
     _agreed: int = 0
     _numbered: int = 0
-    _struck: dict[str, float] = field(default_factory=dict)
+    _struck: dict[str, tuple[float, int]] = field(default_factory=dict)
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
     def hear(self, at: float, event: Event) -> None:
@@ -176,15 +181,19 @@ class Figures:
             case Resumed(step=step):
                 self.done = self._first = step
             case FaultInjected(worker=worker, kind=kind) if kind in FATAL_KINDS:
-                self._struck[worker] = at
+                self._struck[worker] = at, event.step
+            case WorkerReady(worker=worker):
+                self._struck.pop(worker, None)
             case Installed(generation=generation, workers=workers, owners=owners):
                 self._members[generation] = len(workers)
                 self.owners = owners
                 if self.recovery is not None:
-                    self.recovery.generation, self.recovery.strategy = generation, event.strategy
+                    self.recovery.strategy = event.strategy
             case Synced(owners=owners):
                 self.owners = owners
-            case StepOps(step=step):
+            case StepOps(step=step, worker=worker):
+                if worker in self._struck and step > self._struck[worker][1]:  # it went on
+                    del self._struck[worker]
                 self._swap(step, event, at)
             case Ran() if event.generation >= self._agreed:
                 for step in range(event.first, event.stop):
@@ -193,11 +202,10 @@ class Figures:
                 self._agreed = max(self._agreed, event.generation)
                 self._go_on(event.step + event.concluded, at)
                 if (found := self.recovery) is not None:
-                    found.agreed, found.rebuilt, found.step = at, None, event.step
-                    found.generation, found.redone = event.generation, event.recomputed_microbatches
+                    found.agreed, found.step = (at, event.generation), event.step
+                    found.redone = event.recomputed_microbatches
             case Rebuilt(generation=generation) if self.recovery is not None:
-                if generation == self.recovery.generation:
-                    self.recovery.rebuilt = at
+                self.recovery.rebuilt = at, generation
             case Checkpointed():
                 self._saved = at
             case JobEnded(outcome=outcome):
@@ -206,7 +214,7 @@ class Figures:
     def _lose(self, at: float, lost: Detected) -> None:
         """A worker is lost; those who take part recover from that, if it did."""
         self.failures[failure_kind(lost.how)] += 1
-        struck = self._struck.pop(lost.worker, None)
+        struck, _ = self._struck.pop(lost.worker, (None, 0))
         if lost.worker in self.present.workers and not lost.spare:
             if self.recovery is None:
                 self.recovery = Recovery(number=self._numbered, step=self.done, detected=at, struck=struck)
@@ -252,7 +260,6 @@ class Figures:
         found = self.recovery
         if found is None or found.agreed is None:
             return
-        found.rebuilt = max(found.agreed, found.rebuilt or found.agreed)
         found.resumed = at
         parts = found.parts()
         for part, histogram in self.recovery_s.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TypeVar
 
 import msgspec
@@ -16,9 +17,10 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 def shown(event: _S) -> _S:
     """Returns a struct, such as an event that was read, in which every text is plain and one line."""
-    written = msgspec.json.encode(event)  # of most, one look tells: what is not printed as it stands is escaped there
-    if written.isascii() and not any(sign in written for sign in _UNFIT):
-        return event
+    with contextlib.suppress(UnicodeEncodeError):  # half a character, as a path may have
+        written = msgspec.json.encode(event)  # of most, one look tells: what is not printed as it stands is escaped
+        if written.isascii() and not any(sign in written for sign in _UNFIT):
+            return event
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     changed = {name: fit for name, value in fields.items() if (fit := _fit(value)) != value}
     return msgspec.structs.replace(event, **changed) if changed else event

@@ -13,7 +13,13 @@ import pytest
 from tests.unit.cli.test_metrics import TOKEN, Job
 from tests.waiting import LIMIT_S, until
 
+from holdfast.cli import board
+from holdfast.cli import watched as watching
 from holdfast.cli.main import main
+from holdfast.core.ids import Batch
+from holdfast.core.placement import regular_placement, split_evenly
+from holdfast.errors import StoreAway
+from holdfast.schedule.builders import home_plan
 from holdfast.telemetry.events import JobEnded, StepOps
 
 FILES = ("/", "/board.css", "/board.js", "/uPlot.css", "/uPlot.js", "/icon.svg")
@@ -153,17 +159,56 @@ def test_a_log_that_cannot_be_read_is_said(job, serve):
 
 
 def test_a_job_that_nobody_runs_any_more_is_said_to_be_gone(job, monkeypatch):
-    from holdfast.cli import board
-
-    monkeypatch.setattr(board, "_SILENT_S", 0.0)
+    monkeypatch.setattr(watching, "_SILENT_S", 0.0)
     job.begin()
     watched = board._Watched(job.run_dir)
     watched.look()
     told = json.loads(watched.news(board.Asked()).text)
-    assert told["trouble"] == "It has not ended, or was killed: no process runs it."
+    assert told["trouble"] == "It has not ended, and no process that can be found runs it."
     job.write(JobEnded(outcome="done", step=0))
     watched.look()
     assert "trouble" not in json.loads(watched.news(board.Asked()).text)
+
+
+def test_whether_it_runs_on_another_machine_is_not_guessed(job, monkeypatch):
+    monkeypatch.setattr(watching, "_SILENT_S", 0.0)
+    job.begin()
+    log = job.run_dir / "events.jsonl"
+    log.write_text(log.read_text().replace('"clock":""', '"clock":"0123456789ab"'))
+    watched = board._Watched(job.run_dir)
+    watched.look()
+    assert not watched.here
+    assert "trouble" not in json.loads(watched.news(board.Asked()).text)
+
+
+PLANS = {1: home_plan(regular_placement(2, split_evenly(4, 1)), Batch((2, 2)))}
+
+
+def test_a_store_that_is_away_is_asked_again(job, monkeypatch):
+    found = []
+    monkeypatch.setattr(board, "decisions_of", lambda run_dir: "etcd://127.0.0.1:1/x")
+    monkeypatch.setattr(board, "plans_in", lambda url: found.pop() if found else away())
+    monkeypatch.setattr(board, "_PATIENCE_S", 0.0)
+
+    def away():
+        raise StoreAway("no answer")
+
+    job.begin()
+    watched = board._Watched(job.run_dir)
+    watched.look()
+    holding = json.loads(watched.news(board.Asked()).text)["holding"]
+    assert holding["why"] == "who holds what is not known: no answer"
+    found.append(PLANS)
+    watched.look()
+    holding = json.loads(watched.news(board.Asked()).text)["holding"]
+    assert (holding["layers"], holding["any"], holding["why"]) == (4, 1, "")
+    watched.look()
+    (job.run_dir / "events.jsonl").rename(job.run_dir / "before.jsonl")  # another attempt, in its first generation, too
+    job.begin()
+    found.append(PLANS)
+    watched.look()
+    assert json.loads(watched.news(board.Asked()).text)["holding"]["layers"] == 4
+    assert not found
 
 
 def test_the_last_step_is_drawn(job, serve):
@@ -183,8 +228,6 @@ def test_the_last_step_is_drawn(job, serve):
 
 
 def test_steps_of_many_workers_are_not_drawn(job, monkeypatch):
-    from holdfast.cli import board
-
     monkeypatch.setattr(board, "_DRAWN", 1)
     job.begin()
     ran(job)

@@ -18,7 +18,9 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Migrating,
     Notice,
+    Parted,
     Rebuilt,
     StepOps,
     Synced,
@@ -140,6 +142,26 @@ def test_steps_that_a_fall_back_takes_back_are_no_more():
     assert shown.job.done == 3
 
 
+def test_a_loss_that_is_not_finite_is_none_and_is_not_the_one_before():
+    board = board_of((0.0, started()), (1.0, installed()), *at(2.0, swapped(0, 4.0)))
+    lost = [msgspec.structs.replace(event, knows_loss=True) for event in swapped(1)]
+    board.hear(at(3.0, lost))
+    news = board.told(0, 0, 4.0)
+    assert (news.job.loss, news.curve.losses) == (None, [4.0, None])
+
+
+def test_the_end_of_a_run_is_on_its_curve(monkeypatch):
+    monkeypatch.setattr(module, "_POINTS", 5)
+    shown, board = Shown(), board_of((0.0, started()), (1.0, installed()))
+    for step in range(101):
+        board.hear(at(2.0 + step, swapped(step, float(step))))
+    shown.look(board)
+    assert shown.points[-1][0] < 100
+    board.hear([(200.0, JobEnded(outcome="done", step=101))])
+    shown.look(board)
+    assert shown.points[-1][0] == 100
+
+
 def test_of_a_long_run_a_point_stands_for_many_steps(monkeypatch):
     monkeypatch.setattr(module, "_POINTS", 10)
     shown, board = Shown(), board_of((0.0, started()), (1.0, installed()))
@@ -175,6 +197,37 @@ def test_a_recovery_is_told_part_by_part():
     assert not shown.job.recovering
     assert [(mark.step, mark.kind, mark.worker) for mark in shown.marks] == [(2, "lost", "1.0")]
     assert not shown.look(board).recoveries
+
+
+def test_a_recovery_that_never_ends_is_told_again_at_the_end_of_the_job():
+    shown = Shown()
+    board = board_of((0.0, started()), (1.0, installed()), (2.0, Detected(worker="1.0", how="h", generation=1)))
+    shown.look(board)
+    board.hear([(3.0, JobEnded(outcome="lost", step=0))])
+    assert [each.over for each in shown.look(board).recoveries] == [False]
+
+
+def test_a_fault_that_was_survived_is_not_the_beginning_of_a_later_loss():
+    stalled = FaultInjected(worker="1.0", kind="stall", step=0, point="start", spec="stall:1.0@0")
+    board = board_of((0.0, started()), (1.0, installed()), (1.5, stalled), *at(2.0, swapped(0)), *at(3.0, swapped(1)))
+    board.hear([(9.0, Detected(worker="1.0", how="h", generation=1)), (9.5, agreed(2))])
+    assert list(board.told(0, 0, 10.0).recoveries[0].parts) == ["agree"]
+
+
+def test_whoever_moves_has_no_state_yet():
+    board = board_of((0.0, started()), (1.0, installed()))
+    moving = Migrating(generation=2, moves=(("1.0", "0.0"),), before=2.0, meanwhile=1.5, period=1.0)
+    for events in ([moving, installed(2)], [installed(3), msgspec.structs.replace(moving, generation=3)]):
+        board.hear(at(2.0, events))
+        workers = board.told(0, 0, 3.0).workers
+        assert (workers["1.0"].mode, workers["0.0"].mode) == (Mode.ENTERING, Mode.MEMBER)
+        board.hear([(4.0, Synced(worker="1.0", entered=4, step=5, bytes=10))])
+
+
+def test_marks_tell_losses_from_leaves_and_leave_spares_out():
+    board = board_of((0.0, started()), (1.0, installed()), (2.0, Parted(worker="1.0", step=3)))
+    board.hear([(3.0, Detected(worker="9.0", how="h", generation=1, spare=True))])
+    assert [(mark.kind, mark.worker) for mark in board.told(0, 0, 4.0).marks] == [("left", "1.0")]
 
 
 def test_workers_are_told_when_they_change():
@@ -245,6 +298,11 @@ def test_it_says_how_many_may_be_lost():
     assert holding.held["1.2"] == [(4, 6)]
     board.hold(grid(8, 3, 4).without([WorkerId(1, 2)]))
     assert (board.told(0, 0, 1.0).holding.any, board.told(0, 0, 1.0).holding.most) == (1, 7)
+    board.hear([(1.0, Detected(worker="0.2", how="h", generation=1))])  # before there is a plan without it
+    holding = board.told(0, 0, 1.0).holding
+    assert (holding.any, holding.most, "0.2" in holding.held) == (0, 6, False)
+    board.hear([(1.0, Detected(worker="2.2", how="h", generation=1))])
+    assert (board.told(0, 0, 1.0).holding.any, board.told(0, 0, 1.0).holding.most) == (-1, 0)
     board.hold(None, "the store is away")
     assert board.told(0, 0, 1.0).holding.why == "the store is away"
     assert board.told(1, board.told(0, 0, 1.0).tick, 1.0).holding is None

@@ -2,7 +2,8 @@
 // The board of a run: asks once a second what has changed, and shows it. Nothing here comes from elsewhere, and what
 // comes from the run is only ever set as text.
 
-const EACH_MS = 1000, PICTURES_MS = 10_000, LINES = 500;
+const EACH_MS = 1000, PATIENCE_MS = 15_000, PICTURES_MS = 10_000;
+const MOST = { lines: 500, marks: 200, scores: 2000, recoveries: 50 };
 const MODES = {
   member: ["computes", ""], recovering: ["recovers", "↻ "], lost: ["lost", "✕ "], arriving: ["waits to be let in", "… "],
   entering: ["is given its state", "↓ "], absent: ["not there", ""],
@@ -13,13 +14,27 @@ const SERIES = { loss: "--member", rate: "--coming", score: ["--recovering", "--
 
 const at = (id) => document.getElementById(id);
 let run = 0, tick = 0, job = { name: "" }, token = "";
-let workers, curve, marks, scores, recoveries, holding, chosen, charts = {}, picturesAt = 0;
+let workers, curve, marks, scores, recoveries, holding, chosen, away = false, charts = {}, picturesAt = -Infinity;
 
 function reset() {
   workers = new Map(); curve = { steps: [], losses: [], rates: [] }; marks = []; scores = new Map();
   recoveries = new Map(); holding = null; chosen = null;
-  for (const id of ["workers", "layers", "lines", "survives"]) at(id).replaceChildren();
+  for (const id of ["workers", "layers", "lines", "survives", "modes"]) at(id).replaceChildren();
+  say("about", "Arrow keys go from worker to worker.");
+  at("survives").className = "";
+  forgetCharts();
   showRecoveries();
+  picturesAt = -Infinity;
+}
+
+function forgetCharts() {
+  for (const { plot } of Object.values(charts)) plot.destroy();
+  charts = {};
+}
+
+// What is read aloud when it changes is set only then.
+function say(id, text) {
+  if (at(id).textContent !== text) at(id).textContent = text;
 }
 
 function make(name, attributes = {}, ...inside) {
@@ -33,7 +48,7 @@ function make(name, attributes = {}, ...inside) {
 
 async function ask(path) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const answer = await fetch(path, { headers, cache: "no-store" });
+  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
   if (answer.status === 401) throw new Unknown();
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
@@ -42,40 +57,52 @@ async function ask(path) {
 class Unknown extends Error {}
 
 async function look() {
-  let trouble = "";
+  let news = null, trouble = "";
   try {
-    show(await ask(`news?run=${run}&since=${tick}`));
-    trouble = job.trouble || "";
-    await showPictures();
+    news = await ask(`news?run=${run}&since=${tick}`);
   } catch (error) {
-    if (error instanceof Unknown) {
-      at("login").hidden = false;
-      trouble = token ? "That is not the token." : "The token of this board is needed, which is in the file of its --token-file.";
-      at("trouble").hidden = false; at("trouble").textContent = trouble;
-      return;
-    }
+    if (error instanceof Unknown) { askForToken(); return; }
     trouble = `The board cannot be reached: what is shown is old. It is asked again each second. (${error.message})`;
   }
-  at("trouble").hidden = !trouble; at("trouble").textContent = trouble;
+  away = !news;
+  try {
+    if (news) { show(news); trouble = job.trouble || ""; } else showJob();
+  } catch (error) {
+    run = tick = 0;  // all is asked for again
+    trouble = `What the board says cannot be shown: ${error.message}`;
+    console.error(error);
+  }
+  at("trouble").hidden = !trouble;
+  say("trouble", trouble);
+  if (news) showPictures();
   setTimeout(look, EACH_MS);
+}
+
+function askForToken() {
+  at("login").hidden = at("trouble").hidden = false;
+  say("trouble", token ? "That is not the token." : "The token of this board is needed, which is in the file of its --token-file.");
 }
 
 // ---- what has changed
 
 function show(news) {
-  if (news.run !== run || news.tick < tick) { run = news.run; reset(); }
+  if (news.run !== run) { run = news.run; reset(); }
   tick = news.tick;
+  const before = job;
   job = { ...news.job, trouble: news.trouble };
   for (const [name, worker] of Object.entries(news.workers || {})) workers.set(name, worker);
   if (news.curve) {
     for (const key of ["steps", "losses", "rates"]) curve[key] = [...curve[key].slice(0, news.curve.first), ...news.curve[key]];
   }
-  marks.push(...(news.marks || []));
+  marks = [...marks, ...(news.marks || [])].slice(-MOST.marks);
   for (const score of news.scores || []) scores.set(score.step, score);
   for (const recovery of news.recoveries || []) recoveries.set(recovery.number, recovery);
+  for (const [known, most] of [[scores, MOST.scores], [recoveries, MOST.recoveries]]) {
+    while (known.size > most) known.delete(known.keys().next().value);
+  }
   if (news.holding) holding = news.holding;
   showJob();
-  if (news.workers || job.recovering !== at("workers").dataset.recovering) showWorkers();
+  if (news.workers || news.holding || job.recovering !== before.recovering) showWorkers();
   if (news.holding || news.workers) showLayers();
   if (news.recoveries) showRecoveries();
   if (news.lines) showLines(news.lines);
@@ -96,6 +123,7 @@ function duration(seconds) {
 const milliseconds = (seconds) => seconds >= 10 ? `${seconds.toFixed(1)} s` : `${Math.round(1000 * seconds)} ms`;
 
 function state() {
+  if (away) return ["bad", "no word"];
   if (!job.name) return ["waiting", "The run is yet to begin."];
   if (job.outcome) return [job.outcome === "done" ? "done" : "bad", job.outcome === "done" ? "done" : `ended: ${job.outcome}`];
   if (job.trouble) return ["bad", "no word"];
@@ -106,7 +134,7 @@ function showJob() {
   const [kind, text] = state(), done = job.done || 0, steps = job.steps || 0;
   at("name").textContent = job.name || "Holdfast";
   document.title = job.name ? `${job.name} · ${done}/${steps} · ${text}` : "Holdfast";
-  if (at("state").textContent !== text) at("state").textContent = text;  // it is read aloud
+  say("state", text);
   at("state").className = kind;
   at("done").style.width = steps ? `${100 * done / steps}%` : "0";
   const began = job.began ? new Date(1000 * job.began).toLocaleString() : "";
@@ -115,10 +143,10 @@ function showJob() {
   at("how-far").textContent = job.name ? `${done} of ${steps} steps done${idle}${left}; began ${began}, ${duration(job.elapsed_s || 0)} ago` : "";
   if (job.outcome) at("how-far").textContent = `${done} of ${steps} steps done in ${duration(job.elapsed_s || 0)}; began ${began}`;
   const missing = (job.workers || 0) - (job.present || 0);
-  const best = [...scores.values()].filter((score) => score.best).at(-1);
+  const best = [...scores.values()].filter((score) => score.best && score.step <= done).sort((one, two) => one.step - two.step).at(-1);
   const figures = [
     ["workers", `${job.present || 0} of ${job.workers || 0}`, missing > 0 && !job.outcome],
-    ["may be lost now", lose(), holding && !holding.why && !holding.any],
+    ["may be lost now", lose(), holding && !holding.why && holding.any < 1],
     ["loss", number(job.loss, 5)],
     ...(best ? [["best state", `before step ${best.step}`]] : []),
     ["samples per second", number(job.samples_per_s)],
@@ -126,13 +154,15 @@ function showJob() {
     ["goodput", job.goodput === undefined ? "–" : `${(100 * job.goodput).toFixed(1)} %`],
     ["newest checkpoint", job.checkpoint === undefined ? "none" : `step ${job.checkpoint}, ${duration(job.checkpoint_age_s || 0)} ago`],
   ];
-  at("figures").replaceChildren(...figures.map(([name, value, bad]) =>
-    make("div", bad ? { class: "bad" } : {}, make("dt", {}, name), make("dd", {}, value))));
+  at("figures").replaceChildren(make("dl", {}, ...figures.map(([name, value, bad]) =>
+    make("div", bad ? { class: "bad" } : {}, make("dt", {}, name), make("dd", {}, value)))));
 }
 
 function lose() {
-  if (!holding || holding.why) return job.owners === undefined ? "–" : `any ${Math.max(0, job.owners - 1)}`;
-  return holding.any ? `any ${holding.any}, up to ${holding.most}` : `not every one; up to ${holding.most}`;
+  const known = holding && !holding.why, any = known ? holding.any : job.owners === undefined ? null : job.owners - 1;
+  if (any === null || job.outcome) return "–";
+  if (any < 1) return known && holding.most > 0 && any === 0 ? `not any; up to ${holding.most}` : "none";
+  return `any ${any}${known ? `, up to ${holding.most}` : ""}`;
 }
 
 // ---- workers
@@ -142,7 +172,6 @@ const place = (name) => /^\d+\.\d+$/.test(name) ? name.split(".").map(Number) : 
 
 function showWorkers() {
   const grid = at("workers"), rows = new Map();
-  grid.dataset.recovering = job.recovering;
   grid.classList.toggle("many", workers.size > 100);
   grid.parentElement.classList.toggle("wide", workers.size > 100);
   const names = [...workers.keys()].sort((one, two) => {
@@ -168,14 +197,13 @@ function showWorkers() {
   }
   for (const name of names) {
     const button = known.get(name), mode = modeOf(workers.get(name)), text = `${MODES[mode][1]}${name}`;
-    if (button.className !== mode || button.textContent !== text) {
-      button.className = mode; button.textContent = text;
-      button.setAttribute("aria-label", aboutWorker(name));
-    }
+    if (button.className !== mode || button.textContent !== text) { button.className = mode; button.textContent = text; }
+    const about = aboutWorker(name);
+    if (button.getAttribute("aria-label") !== about) button.setAttribute("aria-label", about);
   }
   const first = known.get(chosen) || known.get(names[0]);
-  if (first) first.tabIndex = 0;
-  if (chosen) at("about").textContent = aboutWorker(chosen);
+  for (const button of known.values()) button.tabIndex = button === first ? 0 : -1;
+  if (chosen) say("about", aboutWorker(chosen));
   const counted = {};
   for (const worker of workers.values()) counted[modeOf(worker)] = (counted[modeOf(worker)] || 0) + 1;
   at("modes").textContent = Object.entries(counted).map(([mode, n]) => `${MODES[mode][1]}${MODES[mode][0]}: ${n}`).join(" · ");
@@ -197,7 +225,7 @@ function choose(button) {
   for (const other of at("workers").querySelectorAll("button[tabindex='0']")) other.tabIndex = -1;
   button.tabIndex = 0;
   chosen = button.dataset.worker;
-  at("about").textContent = aboutWorker(chosen);
+  say("about", aboutWorker(chosen));
 }
 
 at("workers").addEventListener("focusin", (event) => event.target.dataset.worker && choose(event.target));
@@ -222,19 +250,21 @@ function showLayers() {
     for (const [start, stop] of ranges) for (let layer = start; layer < stop; layer += 1) owners[layer].push(name);
   }
   const counts = owners.map((each) => each.length), fewest = Math.min(...counts), uneven = Math.max(...counts) > fewest;
-  const nodes = holding.nodes === null ? "" : `, or any ${holding.nodes} node${holding.nodes === 1 ? "" : "s"}`;
-  at("survives").textContent = (holding.any
-    ? `Survives now: any ${holding.any} worker${holding.any > 1 ? "s" : ""}, up to ${holding.most}${nodes}.`
-    : `${uneven ? "Some layers have" : "Every layer has"} one owner: its loss costs steps, from logs or a checkpoint, or ends the job. Up to ${holding.most} workers may be lost.`)
-    + (uneven ? " The weakest layers have a frame." : "");
-  at("survives").className = holding.any ? "" : "bad-text";
+  const nodes = holding.nodes > 0 ? `, or any ${holding.nodes} node${holding.nodes === 1 ? "" : "s"}` : "";
+  const which = uneven ? "Some layers have" : "Every layer has";
+  const others = holding.most > 0 ? ` Up to ${holding.most} other workers may be lost.` : "";
+  const told = holding.any > 0 ? `Survives now: any ${holding.any} worker${holding.any > 1 ? "s" : ""}, up to ${holding.most}${nodes}.`
+    : fewest === 0 ? `${which} no owner now.`
+      : `${which} one owner: its loss costs steps, from logs or a checkpoint, or ends the job.${others}`;
+  say("survives", told + (uneven ? " The weakest layers have a frame." : ""));
+  at("survives").className = holding.any > 0 ? "" : "bad-text";
   at("layers").replaceChildren(...owners.map((each, layer) => make("div", {
     role: "listitem", class: each.length === 0 ? "gone" : uneven && each.length === fewest ? "weak" : "", title: `layer ${layer}: ${each.join(", ") || "nobody"}`,
   }, make("small", {}, `${layer}`), `${each.length}`)));
 }
 
 function showRecoveries() {
-  const box = at("recoveries"), shown = [...recoveries.values()].sort((one, two) => two.number - one.number).slice(0, 50);
+  const box = at("recoveries"), shown = [...recoveries.values()].sort((one, two) => two.number - one.number);
   if (!shown.length) { box.replaceChildren(make("p", { class: "none" }, "none so far")); return; }
   const open = new Set([...box.querySelectorAll("details[open]")].map((each) => each.dataset.number));
   const seen = new Set([...box.querySelectorAll("details")].map((each) => each.dataset.number));
@@ -261,7 +291,7 @@ function showLines(lines) {
   const list = at("lines");
   list.prepend(...lines.map((line) => make("li", line.kind ? { class: line.kind } : {},
     make("time", {}, `${line.at.toFixed(3)} s`), make("span", {}, line.text))).reverse());
-  while (list.children.length > LINES) list.lastChild.remove();
+  while (list.children.length > MOST.lines) list.lastChild.remove();
 }
 
 at("only-trouble").addEventListener("change", (event) => at("lines").classList.toggle("only", event.target.checked));
@@ -277,7 +307,7 @@ function drawMarks(chart) {
   for (const mark of marks) {
     const x = chart.valToPos(mark.step, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    ctx.strokeStyle = colour(mark.kind === "lost" ? "--lost" : "--coming");
+    ctx.strokeStyle = colour({ lost: "--lost", left: "--absent", came: "--coming" }[mark.kind]);
     ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
   }
   ctx.restore();
@@ -285,7 +315,13 @@ function drawMarks(chart) {
 
 function chart(id, names, data) {
   const box = at(id), key = names.join("\n");
-  if (charts[id]?.key === key) { charts[id].plot.setData(data); return; }
+  if (charts[id]?.key === key) {
+    const { plot } = charts[id], { min, max } = plot.scales.x, [steps] = plot.data;
+    const zoomed = steps.length > 0 && (min > steps[0] || max < steps.at(-1));
+    plot.setData(data, !zoomed);
+    if (zoomed) plot.redraw();
+    return;
+  }
   charts[id]?.plot.destroy();
   const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
   const strokes = [SERIES[id], ...SERIES.score];
@@ -316,48 +352,65 @@ new ResizeObserver(() => {
 // ---- schedules
 
 async function showPictures(now = false) {
-  if (!at("schedule").open || (!now && Date.now() - picturesAt < PICTURES_MS)) return;
-  picturesAt = Date.now();
-  const found = await ask(`schedules?which=${at("which").value}`);
+  if (!at("schedule").open || (!now && performance.now() - picturesAt < PICTURES_MS)) return;
+  const mine = picturesAt = performance.now();
+  let found;
+  try {
+    found = await ask(`schedules?which=${at("which").value}`);
+  } catch (error) {
+    say("measured-about", `The schedules cannot be had now: ${error.message}`);
+    return;
+  }
+  if (mine !== picturesAt) return;  // another one was asked for meanwhile
   for (const name of ["measured", "planned"]) {
     const { svg, about, idle } = found[name], image = at(name);
-    at(`${name}-about`).textContent = `${name === "planned" ? "Planned" : "Measured"}: ${about}${idle === null ? "" : `; workers wait ${(100 * idle).toFixed(1)} % of its time`}`;
+    say(`${name}-about`, `${name === "planned" ? "Planned" : "Measured"}: ${about}${idle === null ? "" : `; workers wait ${(100 * idle).toFixed(1)} % of its time`}`);
     if (image.src) URL.revokeObjectURL(image.src);
     image.hidden = !svg;
     if (svg) image.src = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" })); else image.removeAttribute("src");
   }
 }
 
-const showPicturesNow = () => showPictures(true).catch(() => { picturesAt = 0; });  // the next look tells why, or mends it
-at("schedule").addEventListener("toggle", showPicturesNow);
-at("which").addEventListener("change", showPicturesNow);
+at("schedule").addEventListener("toggle", () => showPictures(true));
+at("which").addEventListener("change", () => showPictures(true));
 
 // ---- light and dark, the token, the beginning
 
 function dress(theme) {
   document.documentElement.dataset.theme = theme;
-  for (const { plot } of Object.values(charts)) plot.destroy();
-  charts = {};
+  forgetCharts();
   if (curve.steps.length) showCharts();
 }
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const wanted = () => localStorage.getItem("holdfast-theme") || (dark.matches ? "dark" : "light");
+let theme = kept("localStorage", "holdfast-theme");
+const wanted = () => theme || (dark.matches ? "dark" : "light");
 dark.addEventListener("change", () => dress(wanted()));
 at("theme").addEventListener("click", () => {
-  localStorage.setItem("holdfast-theme", wanted() === "dark" ? "light" : "dark");
-  dress(wanted());
+  theme = wanted() === "dark" ? "light" : "dark";
+  keep("localStorage", "holdfast-theme", theme);
+  dress(theme);
 });
+
+// Where a browser keeps nothing, it is kept as long as the page.
+function kept(where, name) {
+  try { return window[where].getItem(name) || ""; } catch { return ""; }
+}
+
+function keep(where, name, value) {
+  try { window[where].setItem(name, value); } catch { /* see above */ }
+}
 
 at("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = at("token").value.trim();
-  sessionStorage.setItem("holdfast-token", token);
+  if (!/^[\w-]+$/.test(token)) { askForToken(); return; }
+  keep("sessionStorage", "holdfast-token", token);
   at("login").hidden = true;
   look();
 });
 
 reset();
 dress(wanted());
-token = sessionStorage.getItem("holdfast-token") || "";
+token = kept("sessionStorage", "holdfast-token");
 look();

@@ -22,6 +22,7 @@ class DatabaseChain:
 
     Args:
         path: the database file; created if it is not there.
+        only_read: it is another process's; nothing is written to it or made beside it, and it has to be there.
 
     Raises:
         StoreAway: it cannot be opened or written now, for lack of space for example.
@@ -30,14 +31,19 @@ class DatabaseChain:
 
     beat_s = None
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, only_read: bool = False) -> None:
         self._path = Path(path)
         self._lock = threading.Lock()
         with self._explained():
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            address = f"{self._path.absolute().as_uri()}?mode={'ro' if only_read else 'rwc'}"
+            self._db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
             tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if tables and "decisions" not in tables:
                 raise CorruptBlob(str(path), _IS, f"one of {', '.join(sorted(tables))}")
+            if only_read:
+                if not tables:
+                    raise StoreAway(f"{path}: nothing has been decided so far")
+                return
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY, body BLOB NOT NULL)")

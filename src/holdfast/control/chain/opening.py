@@ -100,7 +100,8 @@ def plans_in(url: str | Path) -> dict[int, Plan]:
         StorageError: it cannot be read, or is none.
     """
     plans: dict[int, Plan] = {}
-    with contextlib.closing(open_chain(str(url))) as chain:
+    found = DatabaseChain(url, only_read=True) if is_database(str(url)) else open_chain(str(url))
+    with contextlib.closing(found) as chain:
         for body in chain.bodies():
             decision = read_entry(body, str(chain)).decision
             plans.update({} if decision is None else decision.plans)

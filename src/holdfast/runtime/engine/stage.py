@@ -404,6 +404,11 @@ class Stage(SummedStage):
             _check_watched(index, owned.module, self._known[index], marks)
         return _Cell(source, check_output(index, owned.module, output, self._outputs.get(index)), record, beside)
 
+    def rate(self, step: int) -> float | None:
+        """See `Engine.rate`."""
+        rates = (owned.committed.rate(self._lr_scale(step)) for owned in self._owned.values())
+        return next((rate for rate in rates if rate is not None), None)
+
     def _cast(self) -> AbstractContextManager[object]:
         """Within it operations are of the job's precision."""
         return cast_to(self._precision, self._device)

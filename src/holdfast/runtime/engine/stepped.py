@@ -80,6 +80,8 @@ class SteppedStage(ABC, Generic[R, V]):
     """Whether it can run several operations; see `StepEngine.run`."""
     returns = True
     """Whether a layer that is taken back is the one that it was, bit by bit."""
+    norm: float | None = None
+    """See `Engine.norm`."""
 
     def __init__(self, layers: Iterable[int]) -> None:
         self.layers = tuple(layers)
@@ -90,6 +92,10 @@ class SteppedStage(ABC, Generic[R, V]):
         self._since: dict[int, int] = {}  # followed layers: the step whose state is to come
         self._missed: list[_Missed[R, V]] = []
         self._speculative: _Speculative[R] | None = None
+
+    def rate(self, step: int) -> float | None:
+        """See `Engine.rate`."""
+        return None
 
     # --- what a subclass computes -------------------------------------------------------------------------------------
 

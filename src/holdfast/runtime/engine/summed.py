@@ -239,8 +239,9 @@ class SummedStage(SteppedStage[Reduced, float]):
 
     def _judge(self, vote: Tensor) -> float:
         if bool(vote[:, 0].any()):
+            self.norm = None
             return math.nan
-        norm = math.sqrt(math.fsum(vote[:, 1].tolist()))
+        self.norm = norm = math.sqrt(math.fsum(vote[:, 1].tolist()))
         limit = self._clip_norm
         return limit / norm if limit is not None and norm > limit else 1.0
 

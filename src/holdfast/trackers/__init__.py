@@ -1,0 +1,1 @@
+"""Trackers: what ``holdfast track`` tells a run to, while it goes on and afterwards."""
