@@ -18,13 +18,20 @@ from holdfast.runtime.hardening import write_private
 from holdfast.telemetry.events import JobStarted, Timed
 from holdfast.telemetry.tracking import Happening, Stepped, Tracking
 from holdfast.trackers.csv import CsvTracker
+from holdfast.trackers.mlflow import MlflowTracker
 from holdfast.trackers.port import Tracker, tell
 from holdfast.trackers.tensorboard import TensorBoardTracker
+from holdfast.trackers.wandb import WandbTracker
 
 __all__ = ["add_track_parser"]
 
 _LOOK_S = 1.0
-_BUILT_IN: dict[str, type[Tracker]] = {"csv": CsvTracker, "tensorboard": TensorBoardTracker}
+_BUILT_IN: dict[str, type[Tracker]] = {
+    "csv": CsvTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+}
 _TOLD = "told.json"
 
 
@@ -45,8 +52,8 @@ def add_track_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         metavar="TRACKER",
         action="append",
         required=True,
-        help="csv (steps.csv, evaluations.csv), tensorboard, or file.py:Class or module:Class of a holdfast.Tracker of "
-        "your own; may be repeated",
+        help="csv (steps.csv, evaluations.csv), tensorboard, wandb (offline), mlflow (files), or file.py:Class or "
+        "module:Class of a holdfast.Tracker of your own; may be repeated",
     )
     parser.add_argument("--out", metavar="DIR", help="where each has a folder; default: RUN_DIR/trackers")
     parser.set_defaults(run=run)
@@ -131,8 +138,9 @@ class _Told:
     def __init__(self, name: str, make: type[Tracker], folder: Path) -> None:
         self._name, self._make, self._folder = name, make, folder
         self._tracker: Tracker | None = None
-        self._began, self._number, self._skip = 0.0, 0, 0
-        self._new = False
+        self._number, self._skip = 0, 0
+        self._job: JobStarted | None = None
+        self._begun, self._new = False, False
         self.failed = ""
         """Why nothing more can be told it; empty if it can."""
 
@@ -144,9 +152,11 @@ class _Told:
             if isinstance(happening, JobStarted):
                 self._start(happening)
             self._number += 1
-            if self._tracker is not None and self._number > self._skip:
+            if self._tracker is not None and self._job is not None and self._number > self._skip:
+                if not self._begun and happening is not self._job:  # what went before it was told, and kept
+                    tell(self._tracker, self._job)
                 tell(self._tracker, happening)
-                self._new = True
+                self._begun = self._new = True
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
@@ -156,7 +166,7 @@ class _Told:
         if self._tracker is None:
             self._tracker = self._make(self._folder)
         known = None if self._tracker.anew else self._position()
-        self._began, self._number = job.wall_time, 0
+        self._job, self._number, self._begun = job, 0, False
         self._skip = known.told if known is not None and known.began == job.wall_time else 0
 
     def _position(self) -> _Position | None:
@@ -168,12 +178,12 @@ class _Told:
 
     def keep(self) -> None:
         """Sees to it that what was told is kept."""
-        if self.failed or self._tracker is None or not self._new:
+        if self.failed or self._tracker is None or self._job is None or not self._new:
             return
         try:
             self._tracker.flush()
             if not self._tracker.anew:
-                position = _Position(self._began, self._number)
+                position = _Position(self._job.wall_time, self._number)
                 write_private(self._folder / _TOLD, msgspec.json.encode(position))
             self._new = False
         except Exception as error:  # noqa: BLE001

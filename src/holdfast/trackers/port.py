@@ -28,7 +28,7 @@ class Tracker:
         self.folder = folder
 
     def on_start(self, job: JobStarted) -> None:
-        """An attempt at the job begins."""
+        """An attempt at the job begins; or it is gone on with by a tracker that was told a part of it before."""
 
     def on_resume(self, resumed: Resumed) -> None:
         """It goes on from a checkpoint."""
