@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -91,12 +92,15 @@ class _Watched(Watched):
         self._planned = (0, 0)
         self._plan: Plan | None = None
         self._sought = -_PATIENCE_S
+        self._seeking: threading.Thread | None = None
         self._trouble = ""
 
     def look(self) -> None:
         """See Watched.look."""
         super().look()
-        self._seek_plan()
+        if self._seeking is None or not self._seeking.is_alive():  # a store that does not answer holds nothing else up
+            self._seeking = threading.Thread(target=self._seek_plan, name="plan", daemon=True)
+            self._seeking.start()
         self._trouble = "It has not ended, and no process that can be found runs it." if self.is_gone() else ""
 
     def hear(self, news: list[Timed]) -> None:
@@ -114,6 +118,9 @@ class _Watched(Watched):
         plan, why = self._find_plan(wanted[1])
         self._sought = -_PATIENCE_S if plan else time.monotonic()
         with self._lock:
+            if (self._board.run, self._board.generation) != wanted:  # there is another one meanwhile
+                self._sought = -_PATIENCE_S
+                return
             self._plan, self._planned = plan, wanted if plan else (0, 0)
             self._board.hold(None if plan is None else plan.placement, why)
 
@@ -134,7 +141,7 @@ class _Watched(Watched):
         """What has changed since it was last asked for."""
         known = _number(asked, "run"), _number(asked, "since")
         with self.still() as now:
-            told = self._board.told(*known, now, self.damage or self._trouble)
+            told = self._board.told(*known, now, self.damage or self._trouble, reading=not self.read)
         return Page(msgspec.json.encode(told).decode(), _JSON)
 
     def schedules(self, asked: Asked) -> Page:

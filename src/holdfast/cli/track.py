@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.cli.watched import Watched
 from holdfast.errors import ConfigError
 from holdfast.parsing import parsing
 from holdfast.runtime.hardening import write_private
 from holdfast.telemetry.events import JobStarted, Timed
+from holdfast.telemetry.story import EVENTS
 from holdfast.telemetry.tracking import Happening, Stepped, Tracking
 from holdfast.trackers.csv import CsvTracker
 from holdfast.trackers.mlflow import MlflowTracker
@@ -60,36 +67,53 @@ def add_track_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tells trackers until the job has ended; returns what the description says, or 130."""
+    """Tells trackers until the job has ended; returns what the description says, or 130, or 143 at SIGTERM."""
     run_dir = Path(args.run_dir)
     out = run_dir / "trackers" if args.out is None else Path(args.out)
     told = [_Told(name, make, out / _label(name)) for name, make in _find(args.to).items()]
     watched = _Watched(run_dir, told)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not (run_dir / EVENTS).is_file():
+        print(f"{run_dir}: waits for its job to begin", flush=True)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, was in before.items():
+        if was is not signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
-        return _follow(watched, told)
+        how = _follow(watched)
     finally:
         for each in told:
             each.close()
+        for number, was in before.items():
+            signal.signal(number, was)
+    print(f"{watched.steps} steps; {how}")
+    if all(each.failed for each in told):
+        return 2
+    return int(watched.outcome != "done" or any(each.failed for each in told))
 
 
-def _follow(watched: _Watched, told: list[_Told]) -> int:
-    complained = ""
-    while True:
+def _end(number: int, frame: FrameType | None) -> None:
+    """Trackers are closed on the way out."""
+    raise SystemExit(128 + number)
+
+
+def _follow(watched: _Watched) -> str:
+    """Tells what happens until nothing more does; returns how that is."""
+    complained, gone = "", 0
+    while not watched.failed:
+        heard = watched.heard
         watched.look()
         if watched.damage not in ("", complained):
             complained = watched.damage
             print(f"holdfast: {complained}", file=sys.stderr, flush=True)
-        if all(each.failed for each in told):
-            return 2
-        if watched.outcome:
-            print(f"{watched.steps} steps told; the job has ended: {watched.outcome}")
-            return int(watched.outcome != "done" or any(each.failed for each in told))
-        if watched.is_gone():
-            print(f"{watched.steps} steps told; the job has not ended, or was killed: no process runs it")
-            return 1
+        if watched.outcome and watched.heard == heard:  # what is seen late, as of other machines, was waited for
+            watched.end()
+            return f"the job has ended: {watched.outcome}"
+        gone = gone + 1 if watched.heard == heard and watched.is_gone() else 0
+        if gone > 1:  # whoever ended it may have written that down while it was looked for
+            watched.end()
+            return "the job has not ended, or was killed: no process that can be found runs it"
         time.sleep(_LOOK_S)
+    return "no tracker is left"
 
 
 def _find(names: list[str]) -> dict[str, type[Tracker]]:
@@ -103,7 +127,7 @@ def _find(names: list[str]) -> dict[str, type[Tracker]]:
         if _label(name) in map(_label, found):
             raise ConfigError(f"--to {name}: there is a tracker of this name already; expected each once")
         made = found[name] = _BUILT_IN[name] if name in _BUILT_IN else _own(name)
-        if made.needs and find_spec(made.needs) is None:
+        if name in _BUILT_IN and made.needs and find_spec(made.needs) is None:
             raise ConfigError(f"--to {name}: {made.needs} is not installed; expected pip install 'holdfast[{name}]'")
     return found
 
@@ -126,50 +150,88 @@ def _label(name: str) -> str:
 
 
 class _Position(msgspec.Struct, frozen=True):
-    """Of which attempt (by when it began) how many things were told, and are kept."""
+    """What of an attempt was told, and is kept.
+
+    Attributes:
+        began: which attempt, by when it began.
+        backs: how often steps had been taken back.
+        step: the newest since; -1: none.
+        others: how many there were of each other kind.
+    """
 
     began: float
-    told: int
+    backs: int = 0
+    step: int = -1
+    others: dict[str, int] = {}
 
 
 class _Told:
-    """A tracker, and how far it was told."""
+    """A tracker, and how far it was told.
+
+    Attributes:
+        failed: why nothing more can be told it; empty if it can.
+    """
 
     def __init__(self, name: str, make: type[Tracker], folder: Path) -> None:
         self._name, self._make, self._folder = name, make, folder
         self._tracker: Tracker | None = None
-        self._number, self._skip = 0, 0
         self._job: JobStarted | None = None
+        self._known, self._at = _Position(0.0), _Position(0.0)
         self._begun, self._new = False, False
+        self._lock: int | None = None
         self.failed = ""
-        """Why nothing more can be told it; empty if it can."""
 
-    def tell(self, happening: Happening) -> None:
-        """Tells it, unless it was told before."""
+    def tell(self, happening: Happening, backs: int) -> None:
+        """Tells it, unless it was told before; ``backs``: how often steps were taken back in this attempt."""
         if self.failed:
             return
-        try:
+        with self._failing():
             if isinstance(happening, JobStarted):
                 self._start(happening)
-            self._number += 1
-            if self._tracker is not None and self._job is not None and self._number > self._skip:
-                if not self._begun and happening is not self._job:  # what went before it was told, and kept
-                    tell(self._tracker, self._job)
-                tell(self._tracker, happening)
-                self._begun = self._new = True
-        except Exception as error:  # noqa: BLE001
-            self._fail(error)
+                return
+            if self._tracker is None or self._job is None:  # the log does not begin with its beginning
+                return
+            self._at, new = self._behind(happening, backs)
+            if not new:
+                return
+            if not self._begun:  # what went before this was told, and kept
+                tell(self._tracker, self._job)
+            self._begun = self._new = True
+            tell(self._tracker, happening)
+
+    def _behind(self, happening: Happening, backs: int) -> tuple[_Position, bool]:
+        """Where it is once it was told of this; and whether that is new to it."""
+        at, known = self._at, self._known
+        if isinstance(happening, Stepped):
+            new = (backs, happening.step) > (known.backs, known.step)
+            return replace(at, backs=backs, step=happening.step), new
+        kind = type(happening).__name__
+        number = at.others.get(kind, 0) + 1
+        return replace(at, others={**at.others, kind: number}), number > known.others.get(kind, 0)
 
     def _start(self, job: JobStarted) -> None:
-        """Another attempt: its folder may have gone with the one before."""
+        """Another attempt begins; the folder of the one before has gone with it."""
+        self.close()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._tracker is None:
-            self._tracker = self._make(self._folder)
-        known = None if self._tracker.anew else self._position()
-        self._job, self._number, self._begun = job, 0, False
-        self._skip = known.told if known is not None and known.began == job.wall_time else 0
+        self._claim()
+        self._tracker = self._make(self._folder)
+        known = None if self._tracker.anew else self._read()
+        self._job, self._begun, self._at = job, False, _Position(job.wall_time)
+        self._known = known if known is not None and known.began == job.wall_time else self._at
 
-    def _position(self) -> _Position | None:
+    def _claim(self) -> None:
+        """Takes the folder, for as long as we live.
+
+        Raises:
+            ConfigError: another process tells a tracker there.
+        """
+        self._lock = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{self._folder}: another `holdfast track` writes there; expected --out") from None
+
+    def _read(self) -> _Position | None:
         path = self._folder / _TOLD
         if not path.is_file():
             return None
@@ -178,48 +240,70 @@ class _Told:
 
     def keep(self) -> None:
         """Sees to it that what was told is kept."""
-        if self.failed or self._tracker is None or self._job is None or not self._new:
+        if self.failed or self._tracker is None or not self._new:
             return
-        try:
+        with self._failing():
             self._tracker.flush()
-            if not self._tracker.anew:
-                position = _Position(self._job.wall_time, self._number)
-                write_private(self._folder / _TOLD, msgspec.json.encode(position))
+            if not self._tracker.anew and self._folder.is_dir():  # else an attempt has just been set aside, and is over
+                write_private(self._folder / _TOLD, msgspec.json.encode(self._at))
             self._new = False
-        except Exception as error:  # noqa: BLE001
-            self._fail(error)
 
     def close(self) -> None:
         """Nothing more is told it."""
-        if self._tracker is None:
-            return
-        try:
-            self._tracker.close()
-        except Exception as error:  # noqa: BLE001
-            self._fail(error)
+        if self._tracker is not None:
+            self.keep()
+            with self._failing():
+                self._tracker.close()
+        self._tracker = None
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
 
-    def _fail(self, error: Exception) -> None:
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever it raises is told, and is the end of it."""
         from holdfast.runtime.engine.foreign import one_line
 
-        if not self.failed:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
             self.failed = f"tracker {self._name} failed: {error if isinstance(error, ConfigError) else one_line(error)}"
             print(f"holdfast: {self.failed}", file=sys.stderr, flush=True)
 
 
 class _Watched(Watched):
-    """A run that is told to trackers."""
+    """A run that is told to trackers.
+
+    Attributes:
+        heard: how many events there were.
+        steps: how many steps there were.
+    """
 
     def __init__(self, run_dir: Path, told: list[_Told]) -> None:
         super().__init__(run_dir)
         self._tracking, self._told = Tracking(), told
-        self.steps = 0
+        self.heard = self.steps = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether no tracker is left."""
+        return all(each.failed for each in self._told)
 
     def hear(self, news: list[Timed]) -> None:
         """See Watched.hear."""
-        for at, event in news:
-            for happening in self._tracking.hear(at, event):
-                self.steps += isinstance(happening, Stepped)
-                for each in self._told:
-                    each.tell(happening)
+        self.heard += len(news)
+        self._tell(happening for at, event in news for happening in self._tracking.hear(at, event))
+
+    def end(self) -> None:
+        """Nothing more comes: tells what waited for more, and what cannot be told."""
+        self._tell(self._tracking.end())
+        for gap in self.gaps():
+            print(f"holdfast: {gap}", file=sys.stderr, flush=True)
+
+    def _tell(self, happenings: Iterable[Happening]) -> None:
+        for happening in happenings:
+            self.steps += isinstance(happening, Stepped)
+            for each in self._told:
+                each.tell(happening, self._tracking.backs)
         for each in self._told:
             each.keep()

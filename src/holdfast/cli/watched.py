@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.plain import one_line
 from holdfast.runtime.launch.directory import seen_by_others
 from holdfast.telemetry.clocks import this_clock
-from holdfast.telemetry.events import JobEnded, JobStarted, Timed
+from holdfast.telemetry.events import JobEnded, JobStarted, Notice, Timed
 from holdfast.telemetry.story import EVENTS, StoryReader
 
 __all__ = ["Watched"]
@@ -31,6 +31,7 @@ class Watched(ABC):
 
     Attributes:
         damage: why its logs cannot be read; empty if they can.
+        read: whether the first look is over.
         begun: whether it has begun.
         outcome: how its newest attempt has ended; empty if it has not.
         here: whether it was begun on this machine, as far as its clock tells.
@@ -40,7 +41,7 @@ class Watched(ABC):
         self._run_dir = run_dir
         self._reader = StoryReader(run_dir)
         self._lock = threading.Lock()
-        self.damage = ""
+        self.damage, self.read = "", False
         self.begun, self.outcome = False, ""
         self._heard, self._asked = time.monotonic(), 0.0
         self._gone, self.here = False, True
@@ -57,6 +58,7 @@ class Watched(ABC):
             self.damage = ""
         except (ConfigError, OSError) as error:
             self.damage = one_line(str(error))
+        self.read = True
 
     def _read(self) -> None:
         if not (self._run_dir / EVENTS).is_file():  # the job is yet to begin
@@ -95,6 +97,10 @@ class Watched(ABC):
                 if self.here or seen_by_others(self._run_dir) is not None:
                     self._gone = who_runs(self._run_dir) is None
         return self._gone
+
+    def gaps(self) -> list[str]:
+        """Returns what cannot be told of other machines, and why."""
+        return [f"{event.worker}: {event.text}" for _, event in self._reader.gaps() if isinstance(event, Notice)]
 
     @contextlib.contextmanager
     def still(self) -> Iterator[float]:

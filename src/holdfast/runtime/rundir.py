@@ -36,6 +36,7 @@ _OF_AN_ATTEMPT = (
     "plans",
     "final",
     "job-id",
+    "trackers",
     "node-*",
     _JOB,  # the last: while it is there, not all was set aside
 )

@@ -201,6 +201,7 @@ class News(_Told, frozen=True, kw_only=True):
         recoveries: those that are new or have changed, by their number.
         holding: if it has changed.
         lines: those that are new.
+        reading: whether the log of before is still being read.
         trouble: why what is shown is not what is: logs cannot be read, or nobody runs the job any more; empty if it is.
     """
 
@@ -214,6 +215,7 @@ class News(_Told, frozen=True, kw_only=True):
     recoveries: list[Recovered] = []
     holding: Holding | None = None
     lines: list[Line] = []
+    reading: bool = False
     trouble: str = ""
 
 
@@ -429,6 +431,10 @@ class Board:
 
     def hold(self, placement: Placement | None, why: str = "") -> None:
         """Takes the newest plan's placement into account; None: it is not known, and ``why``."""
+        self._tick += 1  # somebody may have been told since events were heard last
+        self._hold(placement, why)
+
+    def _hold(self, placement: Placement | None, why: str = "") -> None:
         self._placement = placement
         if placement is None:
             found = Holding(why=why)
@@ -453,12 +459,12 @@ class Board:
         gone = [each for each in self._placement.workers if str(each) == worker] if self._placement else []
         if self._placement is not None and gone:
             left = [row for row in self._placement.ranges if row[0] not in gone]
-            self.hold(self._placement.without(gone) if left else None, "nobody holds anything")
+            self._hold(self._placement.without(gone) if left else None, "nobody holds anything")
 
     def _recoveries(self) -> list[Recovery]:
         return [each for each in (*self.figures.recoveries, self.figures.recovery) if each is not None]
 
-    def told(self, run: int, since: int, now: float, trouble: str = "") -> News:
+    def told(self, run: int, since: int, now: float, trouble: str = "", *, reading: bool = False) -> News:
         """Returns what has changed.
 
         Args:
@@ -466,6 +472,7 @@ class Board:
             since: the tick that was told last; 0: none.
             now: what the clock of the run shows.
             trouble: see :class:`News`.
+            reading: likewise.
         """
         since = since if run == self._run and since <= self._tick else 0
         held_at, holding = self._holding
@@ -481,6 +488,7 @@ class Board:
             recoveries=[_recovered(each) for each in self._recoveries() if self._changed[each.number] > since],
             holding=holding if held_at > since else None,
             lines=self._lines.since(since),
+            reading=reading,
             trouble=trouble,
         )
 

@@ -16,6 +16,7 @@ class Done:
 
     Attributes:
         step: which, 0-based.
+        at: when, in seconds of the clock by which events are told.
         seconds: since the one before; None of the first one of an attempt, which waits for much.
         loss: mean over its micro-batches; None if it was not finite, or nobody told it.
         told: whether somebody has told it.
@@ -24,6 +25,7 @@ class Done:
     """
 
     step: int
+    at: float
     seconds: float | None
     loss: float | None
     told: bool
@@ -68,6 +70,7 @@ class Commits:
     def _done(self, step: int, seconds: float | None) -> Done:
         return Done(
             step=step,
+            at=self.figures.last,
             seconds=seconds,
             loss=self._losses.get(step, (0, None))[1],
             told=step in self._losses,

@@ -482,11 +482,11 @@ class Ran(_Event, frozen=True, tag="ran", kw_only=True):
 
 
 class Settled(_Event, frozen=True, tag="settled", kw_only=True):
-    """The verdict over a step is known, and its updates stand; told by one worker.
+    """The verdict over a step is known; told by one worker, who knows what came of it.
 
     Attributes:
-        norm: L2 norm of the mean gradient of the whole model, before it was clipped; None where it was not finite, or
-            where nobody knows.
+        norm: L2 norm of the mean gradient of the whole model, before it was clipped; None where it was not finite (the
+            step changed nothing then), or where nobody knows.
         rate: the learning rate of the step, of the optimizer's first group; None in a loop of one's own.
     """
 

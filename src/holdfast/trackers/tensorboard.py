@@ -25,7 +25,7 @@ class TensorBoardTracker(Tracker):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._writer: SummaryWriter | None = None
-        self._step = 0
+        self._step, self._at = 0, 0.0
 
     def on_start(self, job: JobStarted) -> None:
         """Begins an event file, and removes those of before, which say the same."""
@@ -34,11 +34,12 @@ class TensorBoardTracker(Tracker):
         self.close()
         for file in self.folder.glob("events.out.tfevents.*"):
             file.unlink()
-        self._writer, self._step = SummaryWriter(logdir=str(self.folder)), 0
+        self._writer = SummaryWriter(logdir=str(self.folder))
+        self._step, self._at = 0, job.wall_time
 
     def on_step(self, step: Stepped) -> None:
         """A point of each curve."""
-        self._step = step.step
+        self._step, self._at = step.step, step.wall_time
         for name, value in scalars_of(step).items():
             self._add(name, value, step.step)
 
@@ -50,11 +51,11 @@ class TensorBoardTracker(Tracker):
     def on_failure(self, lost: Detected) -> None:
         """A line of text."""
         if self._writer is not None:
-            self._writer.add_text("failures", f"worker {lost.worker} is lost: {lost.how}", self._step)
+            self._writer.add_text("failures", f"worker {lost.worker} is lost: {lost.how}", self._step, self._at)
 
     def _add(self, name: str, value: float, step: int) -> None:
         if self._writer is not None:
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step, self._at)
 
     def flush(self) -> None:
         """See Tracker.flush."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ __all__ = ["WandbTracker"]
 class WandbTracker(Tracker):
     """Writes a run: offline, for ``wandb sync``, unless WANDB_MODE says otherwise; other variables of its count, too.
 
-    The step is a metric of its own, the key of all others: a job that goes back to a checkpoint does steps again, and
-    what has a smaller number than before would else be left out.
+    Offline it is written anew when it begins again, as a run in two parts can hardly be put together; online it is gone
+    on with. The step is a metric of its own, the key of all others: a job that goes back to a checkpoint does steps
+    again, and what has a smaller number than before would else be left out.
     """
 
     needs = "wandb"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self._mode = os.environ.get("WANDB_MODE", "offline")
+        self.anew = self._mode != "online"
         self._run: Any = None
         self._step = 0
 
@@ -34,12 +38,15 @@ class WandbTracker(Tracker):
         import wandb
 
         self.close()
+        if self.anew:
+            for before in (self.folder / "wandb").glob("offline-run-*"):
+                shutil.rmtree(before)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", job.name),
             id=f"{job.name}-{job.wall_time:.0f}",
             resume="allow",
             dir=str(self.folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            mode=self._mode,  # type: ignore[arg-type]
             config={"workers": job.workers, "steps": job.steps, "samples_per_step": job.samples_per_step},
             settings=wandb.Settings(silent=True, console="off"),
         )

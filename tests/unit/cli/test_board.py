@@ -184,6 +184,12 @@ def test_whether_it_runs_on_another_machine_is_not_guessed(job, monkeypatch):
 PLANS = {1: home_plan(regular_placement(2, split_evenly(4, 1)), Batch((2, 2)))}
 
 
+def looked(watched):
+    """Has it look, and find the plan."""
+    watched.look()
+    watched._seeking.join(LIMIT_S)
+
+
 def test_a_store_that_is_away_is_asked_again(job, monkeypatch):
     found = []
     monkeypatch.setattr(board, "decisions_of", lambda run_dir: "etcd://127.0.0.1:1/x")
@@ -195,18 +201,18 @@ def test_a_store_that_is_away_is_asked_again(job, monkeypatch):
 
     job.begin()
     watched = board._Watched(job.run_dir)
-    watched.look()
+    looked(watched)
     holding = json.loads(watched.news(board.Asked()).text)["holding"]
     assert holding["why"] == "who holds what is not known: no answer"
     found.append(PLANS)
-    watched.look()
+    looked(watched)
     holding = json.loads(watched.news(board.Asked()).text)["holding"]
     assert (holding["layers"], holding["any"], holding["why"]) == (4, 1, "")
-    watched.look()
+    looked(watched)
     (job.run_dir / "events.jsonl").rename(job.run_dir / "before.jsonl")  # another attempt, in its first generation, too
     job.begin()
     found.append(PLANS)
-    watched.look()
+    looked(watched)
     assert json.loads(watched.news(board.Asked()).text)["holding"]["layers"] == 4
     assert not found
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ class Kept(holdfast.Tracker):
     def on_failure(self, lost): self._say("failure", lost.worker)
     def on_checkpoint(self, made): self._say("checkpoint", made.step)
     def on_end(self, ended): self._say("end", ended.outcome)
+    def close(self): os.environ.get("RAISE_AT") or self._say("close")
 
 class Strange: pass
 """
@@ -96,13 +98,14 @@ SAID = [
     ["step", 2, 1.75],
     ["step", 3, 1.625],
     ["end", "done"],
+    ["close"],
 ]
 
 
 def test_a_run_that_has_ended_is_told(job, own, capsys):
     whole(job)
     assert main(["track", str(job.run_dir), "--to", "csv", "--to", own]) == 0
-    assert capsys.readouterr().out == "4 steps told; the job has ended: done\n"
+    assert capsys.readouterr().out == "4 steps; the job has ended: done\n"
     assert said(job) == SAID
     rows = table(job, "steps.csv")
     assert [(row["step"], row["loss"], row["norm"], row["rate"]) for row in rows[:2]] == [
@@ -120,7 +123,7 @@ def test_what_was_told_is_not_told_again_and_tables_stay_the_same(job, own):
     whole(job)
     for _ in range(2):
         assert main(["track", str(job.run_dir), "--to", own, "--to", "csv"]) == 0
-    assert said(job) == SAID
+    assert said(job) == [*SAID, ["close"]]  # told nothing, the second time
     assert [row["step"] for row in table(job, "steps.csv")] == ["0", "1", "2", "3"]
 
 
@@ -134,13 +137,13 @@ def test_it_is_told_as_it_goes_on(job, own):
             job.begin()
             steps(job, 2)
             until(lambda: (job.run_dir / "trackers/Kept/told.json").is_file() and len(said(job)) == 3)
-            assert len(table(job, "steps.csv")) == 2
+            until(lambda: len(table(job, "steps.csv")) == 2)
             steps(job, 1)
             job.write(JobEnded(outcome="lost", step=3))
             assert process.wait(LIMIT_S) == 1
         finally:
             process.kill()
-    assert said(job)[-2:] == [["step", 2, 1.75], ["end", "lost"]]
+    assert said(job)[-3:] == [["step", 2, 1.75], ["end", "lost"], ["close"]]
 
 
 def test_a_tracker_that_was_killed_goes_on_where_it_was(job, own, monkeypatch):
@@ -154,7 +157,7 @@ def test_a_tracker_that_was_killed_goes_on_where_it_was(job, own, monkeypatch):
     steps(job, 2)
     job.write(JobEnded(outcome="done", step=5))
     assert main(["track", str(job.run_dir), "--to", own]) == 0
-    assert said(job) == [*before, ["start", 'a "j"'], ["step", 3, 1.625], ["step", 4, 1.5], ["end", "done"]]
+    assert said(job) == [*before, ["start", 'a "j"'], ["step", 3, 1.625], ["step", 4, 1.5], ["end", "done"], ["close"]]
 
 
 def test_what_was_not_kept_is_told_again(job, own, monkeypatch):
@@ -183,14 +186,14 @@ def test_another_attempt_begins_anew(job, own, monkeypatch):
     whole(job)
     assert main(["track", str(job.run_dir), "--to", own, "--to", "csv"]) == 0
     (job.run_dir / "events.jsonl").rename(job.run_dir / "before.jsonl")
-    (job.run_dir / "trackers").rename(job.run_dir / "before")
+    (job.run_dir / "trackers").rename(job.run_dir / "before")  # as what goes on from a checkpoint does
     job.step = 1
     job.begin()
     job.write(Resumed(step=1, url="u"))
     steps(job, 1)
     job.write(JobEnded(outcome="done", step=2))
     assert main(["track", str(job.run_dir), "--to", own, "--to", "csv"]) == 0
-    assert said(job) == [["start", 'a "j"'], ["step", 1, 1.875], ["end", "done"]]
+    assert said(job) == [["start", 'a "j"'], ["step", 1, 1.875], ["end", "done"], ["close"]]
 
 
 def test_a_job_that_nobody_runs_any_more_is_told_as_far_as_it_came(job, own, monkeypatch, capsys):
@@ -200,7 +203,45 @@ def test_a_job_that_nobody_runs_any_more_is_told_as_far_as_it_came(job, own, mon
     job.begin()
     steps(job, 2)
     assert main(["track", str(job.run_dir), "--to", own]) == 1
-    assert capsys.readouterr().out == "2 steps told; the job has not ended, or was killed: no process runs it\n"
+    assert (
+        capsys.readouterr().out
+        == "2 steps; the job has not ended, or was killed: no process that can be found runs it\n"
+    )
+
+
+def test_a_step_that_was_settled_before_all_had_swapped_is_told_though_the_job_is_killed(job, own, monkeypatch):
+    from holdfast.cli import watched
+
+    monkeypatch.setattr(watched, "_SILENT_S", 0.0)
+    job.begin()
+    known = {"generation": 1, "step": 0, "omitted": False, "ops": ()}
+    job.write(StepOps(worker="0.0", loss=2.0, knows_loss=True, **known))
+    job.write(Settled(worker="0.0", generation=1, step=0, norm=0.5, rate=0.25))
+    job.write(StepOps(worker="1.0", loss=None, **known))
+    assert main(["track", str(job.run_dir), "--to", own]) == 1
+    assert said(job) == [*SAID[:2], ["close"]]
+
+
+def test_two_do_not_write_to_one_place(job, own):
+    job.begin()
+    steps(job, 1)
+    with subprocess.Popen(command(job, "--to", own)) as process:
+        until(lambda: (job.run_dir / "trackers/Kept/told.json").is_file())
+        second = subprocess.run(command(job, "--to", own), capture_output=True, text=True, timeout=LIMIT_S)
+        process.kill()
+    assert second.returncode == 2
+    assert "another `holdfast track` writes there; expected --out" in second.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_whoever_ends_it_closes_trackers(job, own, number, code):
+    job.begin()
+    steps(job, 1)
+    with subprocess.Popen(command(job, "--to", own)) as process:
+        until(lambda: (job.run_dir / "trackers/Kept/told.json").is_file())
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == code
+    assert said(job)[-1] == ["close"]
 
 
 def test_tensorboard_reads_what_it_is_told(job):
@@ -229,63 +270,6 @@ def records(path: Path):
         length = int.from_bytes(data[at : at + 8], "little")
         yield data[at + 12 : at + 12 + length]
         at += 16 + length
-
-
-def test_mlflow_has_what_it_is_told(job, monkeypatch):
-    from mlflow.tracking import MlflowClient
-
-    job.begin()
-    steps(job, 2)
-    with subprocess.Popen(command(job, "--to", "mlflow")) as process:
-        until(lambda: (job.run_dir / "trackers/mlflow/told.json").is_file(), 2 * LIMIT_S)
-        process.kill()
-    steps(job, 1)
-    job.write(Evaluated(step=2, scores=(("loss", 1.5),), microbatches=4, of=4, best=True))
-    job.write(JobEnded(outcome="done", step=3))
-    assert main(["track", str(job.run_dir), "--to", "mlflow"]) == 0
-    client = MlflowClient(tracking_uri=(job.run_dir / "trackers/mlflow").as_uri())
-    (run,) = client.search_runs([client.get_experiment_by_name('a "j"').experiment_id])
-    history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert sorted((metric.step, metric.value) for metric in history) == [(0, 2.0), (1, 1.875), (2, 1.75)]
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["holdfast.outcome"] == "done"
-    assert run.data.params == {"workers": "2", "steps": "10", "samples_per_step": "8"}
-
-
-def parcels(path: Path):
-    """The records of a file of W&B's: behind 7 bytes those of a log of LevelDB, without what is cut at its end."""
-    data, at, whole = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield whole
-            whole = b""
-
-
-def test_weights_and_biases_has_what_it_is_told(job):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    whole(job)
-    assert subprocess.run(command(job, "--to", "wandb"), timeout=2 * LIMIT_S).returncode == 0
-    (path,) = (job.run_dir / "trackers/wandb").rglob("*.wandb")
-    found = []
-    for record in map(Record.FromString, parcels(path)):
-        if record.HasField("history"):
-            found.append(
-                {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
-            )
-    assert [(row["step"], row["train/loss"]) for row in found if "train/loss" in row] == [
-        (0, 2.0),
-        (1, 1.875),
-        (2, 1.75),
-        (3, 1.625),
-    ]
-    assert [row["evaluation/loss"] for row in found if "evaluation/loss" in row] == [1.5]
 
 
 @pytest.mark.parametrize(

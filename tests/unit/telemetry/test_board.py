@@ -308,6 +308,18 @@ def test_it_says_how_many_may_be_lost():
     assert board.told(1, board.told(0, 0, 1.0).tick, 1.0).holding is None
 
 
+def test_what_comes_between_two_looks_of_the_board_at_its_run_is_told():
+    shown, board = Shown(), board_of((0.0, started()), (1.0, installed()))
+    shown.look(board)
+    board.hold(grid(4, 2, 1))
+    shown.look(board)
+    assert shown.holding.layers == 4
+    shown.look(board)
+    board.hold(None, "away")
+    shown.look(board)
+    assert shown.holding.why == "away"
+
+
 def test_it_says_how_many_nodes_may_be_lost():
     board = board_of((0.0, started()))
     board.hear([(0.5, WorkerReady(worker=name, pid=1, node=f"n{name[0]}")) for name in BOTH])

@@ -54,10 +54,11 @@ def steps(found):
 
 def test_a_step_is_told_with_all_that_is_known_of_it():
     found = told(STARTED, installed(), *swapped(0), settled(0), *swapped(1, loss=3.0), settled(1, norm=None, rate=None))
+    known = {"memory": 7, "workers": 2, "again": False}
     assert found[0] == STARTED
     assert found[1:] == [
-        Stepped(step=0, loss=1.0, norm=0.5, rate=0.1, samples_per_s=None, memory=7, workers=2, again=False),
-        Stepped(step=1, loss=3.0, norm=None, rate=None, samples_per_s=8 / 3, memory=7, workers=2, again=False),
+        Stepped(step=0, samples_per_s=None, wall_time=80.0, **known | {"loss": 1.0, "norm": 0.5, "rate": 0.1}),
+        Stepped(step=1, samples_per_s=8 / 3, wall_time=83.0, **known | {"loss": 3.0, "norm": None, "rate": None}),
     ]
 
 
@@ -91,6 +92,24 @@ def test_a_step_that_was_taken_back_before_it_was_told_is_told_once():
     lost = [Detected(worker="1.0", how="h", generation=1), installed(2, ("0.0",)), agreed(0)]
     found = told(STARTED, installed(), *swapped(0, loss=9.0), *lost, *swapped(0, 1.0, 2, ("0.0",)), settled(0))
     assert [(each.step, each.loss, each.again) for each in found if isinstance(each, Stepped)] == [(0, 1.0, False)]
+
+
+def test_a_step_that_was_concluded_has_the_loss_that_is_told_behind_it():
+    lost = [Detected(worker="1.0", how="h", generation=1), installed(2, ("0.0",))]
+    concluded = Agreed(generation=2, step=0, recomputed_microbatches=0, concluded=True)
+    found = told(STARTED, installed(), *lost, concluded, *swapped(0, 2.0, 2, ("0.0",)), settled(0, generation=2))
+    assert [(each.loss, each.norm) for each in found if isinstance(each, Stepped)] == [(2.0, 0.5)]
+
+
+def test_a_step_is_told_before_what_comes_behind_it():
+    first, second = swapped(0)
+    found = told(STARTED, installed(), first, settled(0), second, Checkpointed(step=1, url="u"))
+    assert [type(each) for each in found] == [JobStarted, Stepped, Checkpointed]
+
+
+def test_very_many_simulated_steps_take_no_long():
+    ran = Ran(generation=1, first=0, stop=200_000, step_s=0.5, workers=BOTH)
+    assert len(told(STARTED, installed(), ran, JobEnded(outcome="done", step=200_000))) == 200_002
 
 
 def test_what_goes_on_from_a_checkpoint_begins_there():

@@ -79,6 +79,8 @@ async function look() {
 }
 
 function askForToken() {
+  away = true;
+  showJob();
   at("login").hidden = at("trouble").hidden = false;
   say("trouble", token ? "That is not the token." : "The token of this board is needed, which is in the file of its --token-file.");
 }
@@ -89,7 +91,7 @@ function show(news) {
   if (news.run !== run) { run = news.run; reset(); }
   tick = news.tick;
   const before = job;
-  job = { ...news.job, trouble: news.trouble };
+  job = { ...news.job, trouble: news.trouble, reading: news.reading };
   for (const [name, worker] of Object.entries(news.workers || {})) workers.set(name, worker);
   if (news.curve) {
     for (const key of ["steps", "losses", "rates"]) curve[key] = [...curve[key].slice(0, news.curve.first), ...news.curve[key]];
@@ -124,6 +126,7 @@ const milliseconds = (seconds) => seconds >= 10 ? `${seconds.toFixed(1)} s` : `$
 
 function state() {
   if (away) return ["bad", "no word"];
+  if (job.reading && !job.name) return ["waiting", "reading"];
   if (!job.name) return ["waiting", "The run is yet to begin."];
   if (job.outcome) return [job.outcome === "done" ? "done" : "bad", job.outcome === "done" ? "done" : `ended: ${job.outcome}`];
   if (job.trouble) return ["bad", "no word"];

@@ -22,7 +22,7 @@ class DatabaseChain:
 
     Args:
         path: the database file; created if it is not there.
-        only_read: it is another process's; nothing is written to it or made beside it, and it has to be there.
+        only_read: it is another process's; nothing is written to it, and it has to be there.
 
     Raises:
         StoreAway: it cannot be opened or written now, for lack of space for example.
@@ -35,13 +35,14 @@ class DatabaseChain:
         self._path = Path(path)
         self._lock = threading.Lock()
         with self._explained():
-            address = f"{self._path.absolute().as_uri()}?mode={'ro' if only_read else 'rwc'}"
-            self._db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+            address = f"{self._path.absolute().as_uri()}?mode=ro" if only_read else path
+            self._db = sqlite3.connect(address, uri=only_read, isolation_level=None, check_same_thread=False)
             tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if tables and "decisions" not in tables:
                 raise CorruptBlob(str(path), _IS, f"one of {', '.join(sorted(tables))}")
             if only_read:
                 if not tables:
+                    self._db.close()
                     raise StoreAway(f"{path}: nothing has been decided so far")
                 return
             self._db.execute("PRAGMA journal_mode=WAL")

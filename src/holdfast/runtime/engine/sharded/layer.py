@@ -71,6 +71,10 @@ class ShardedLayer:
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in module.named_parameters()}
         self._shard = ShadowedLayer(layer, _Shards(self._sharded), factory, tied=tied, scaling=scaling)
 
+    def rate(self, lr_scale: float) -> float | None:
+        """See `CommittedLayer.rate`."""
+        return self._shard.rate(lr_scale)
+
     # --- what a committed layer is asked ------------------------------------------------------------------------------
 
     @property
