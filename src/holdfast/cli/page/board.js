@@ -149,7 +149,7 @@ function showJob() {
   const best = [...scores.values()].filter((score) => score.best && score.step <= done).sort((one, two) => one.step - two.step).at(-1);
   const figures = [
     ["workers", `${job.present || 0} of ${job.workers || 0}`, missing > 0 && !job.outcome],
-    ["may be lost now", lose(), holding && !holding.why && holding.any < 1],
+    ["may be lost now", lose(), !job.outcome && holding && !holding.why && holding.any < 1],
     ["loss", number(job.loss, 5)],
     ...(best ? [["best state", `before step ${best.step}`]] : []),
     ["samples per second", number(job.samples_per_s)],
@@ -255,10 +255,10 @@ function showLayers() {
   const counts = owners.map((each) => each.length), fewest = Math.min(...counts), uneven = Math.max(...counts) > fewest;
   const nodes = holding.nodes > 0 ? `, or any ${holding.nodes} node${holding.nodes === 1 ? "" : "s"}` : "";
   const which = uneven ? "Some layers have" : "Every layer has";
-  const others = holding.most > 0 ? ` Up to ${holding.most} other workers may be lost.` : "";
+  const others = holding.most > 0 ? ` Up to ${holding.most} other${holding.most > 1 ? "s" : ""} may be lost.` : "";
   const told = holding.any > 0 ? `Survives now: any ${holding.any} worker${holding.any > 1 ? "s" : ""}, up to ${holding.most}${nodes}.`
     : fewest === 0 ? `${which} no owner now.`
-      : `${which} one owner: its loss costs steps, from logs or a checkpoint, or ends the job.${others}`;
+      : `${which} one owner: to lose it costs steps, from logs or a checkpoint, or ends the job.${others}`;
   say("survives", told + (uneven ? " The weakest layers have a frame." : ""));
   at("survives").className = holding.any > 0 ? "" : "bad-text";
   at("layers").replaceChildren(...owners.map((each, layer) => make("div", {
