@@ -290,3 +290,42 @@ def test_a_second_sigterm_ends_at_once_and_so_does_the_grace(launch):
         "holdfast: SIGTERM: no checkpoint of the last steps, it was not written within 0.5 s (checkpoint.on_sigterm); "
         f"the last is of step 6; go on with --run-dir {launcher.run_dir} --resume auto; every process is ended"
     )
+
+
+def test_epochs_are_as_many_steps_and_are_gone_on_with(tmp_path):
+    """Three epochs of a text of six steps; then four."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(n % 251 for n in range(6 * 4 * 8 + 1)))
+    tree = JOB | {"data": {"kind": "text", "path": str(text)}, "grid": JOB["grid"] | {"microbatch_size": 1}}
+    hashes = {}
+    for name, length in (("epochs", {"epochs": 3}), ("steps", {"steps": 18}), ("longer", {"steps": 24})):
+        (tmp_path / name).mkdir()
+        launcher = Launcher(tmp_path / name, tree | {"train": {"seed": 1, **length}})
+        assert launcher.run("--fault", "kill:1.1@17:backward")[0] == 0
+        hashes[name] = json.loads((launcher.run_dir / "summary.json").read_text())["weights_sha256"]
+        assert yaml.safe_load((launcher.run_dir / "job.yaml").read_text())["train"]["steps"] in (18, 24)
+    assert hashes["epochs"] == hashes["steps"] != hashes["longer"]
+    launcher = Launcher(tmp_path / "epochs", tree | {"train": {"seed": 1, "epochs": 3}})
+    before = (launcher.run_dir / "events.jsonl").read_bytes()
+    assert launcher.run()[0] == 0
+    assert (launcher.run_dir / "events.jsonl").read_bytes() == before, "it is done already"
+    launcher = Launcher(tmp_path / "epochs", tree | {"train": {"seed": 1, "epochs": 4}})
+    assert launcher.run()[0] == 0
+    summary = json.loads((launcher.run_dir / "summary.json").read_text())
+    assert (summary["steps"], summary["weights_sha256"]) == (24, hashes["longer"])
+    other = tree | {"optimizer": {"schedule": "cosine"}, "train": {"seed": 1, "epochs": 5}}
+    launcher = Launcher(tmp_path / "epochs", other)
+    code, _, told = launcher.run()
+    assert (code, "optimizer.schedule: expected constant" in told) == (2, True)
+
+
+def test_a_job_of_epochs_says_what_is_wrong_in_one_line(tmp_path):
+    tree = JOB | {"train": {"epochs": 2, "steps": 5}}
+    code, _, told = Launcher(tmp_path, tree).run()
+    assert (code, told.count("\n")) == (2, 1)
+    assert "train.steps: 5, but train.epochs: 2 are" in told
+    late = JOB | {"train": {"epochs": 1}}
+    (tmp_path / "late").mkdir()
+    code, _, told = Launcher(tmp_path / "late", late).run("--fault", "kill:0.0@100000")
+    assert code == 2
+    assert "--fault kill:0.0@100000: the last step is" in told

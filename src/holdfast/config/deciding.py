@@ -26,6 +26,7 @@ _SUMS_BEFORE = "whole numbers of 64 bits"
 """What no checkpoint said as long as exact ones were no others."""
 
 _NEVER = (
+    "train.epochs",  # steps do
     "name",
     "resume",
     "model.checkpoint_activations",  # what is run again has the same seeds

@@ -434,7 +434,8 @@ class Train(_Plain, frozen=True, kw_only=True):
     """How it is trained.
 
     Attributes:
-        steps: optimizer steps.
+        steps: optimizer steps; or ``epochs``, of which the data tell how many steps they are.
+        epochs: how often each sample is used; those of the last step that are left over are used once more.
         seed: of the first weights, the order of samples and dropout.
         numerics: ``exact``: same bits on any grid, whatever fails; ``fast``: float32 sums, and no such guarantee.
         sum_chunks: in how many chunks of neighbours the micro-batches of a step are cut: within one their gradients are
@@ -466,7 +467,8 @@ class Train(_Plain, frozen=True, kw_only=True):
             on ``hf.device``.
     """
 
-    steps: Positive
+    steps: Count = 0
+    epochs: Positive | None = None
     seed: Count = 0
     numerics: Literal["exact", "fast"] = "exact"
     sum_chunks: Positive | None = None
@@ -492,6 +494,8 @@ class Train(_Plain, frozen=True, kw_only=True):
                 "Expected device to be auto, cpu, cuda, cuda:N such as cuda:0, or path/to/file.py:name, "
                 f"got {self.device!r}"
             )
+        if not self.steps and self.epochs is None:
+            raise ValueError("Expected steps to be 1 or more, or epochs")
         if self.precision == "fp16" and self.loss_scale is None:
             raise ValueError("Expected loss_scale with precision fp16, whose small gradients would be zero: {}")
         if self.audit_every and self.numerics == "fast":

@@ -548,6 +548,7 @@ def _wrong_loop(job: Job) -> str:
         ("train.clip_norm", train.clip_norm, plain.clip_norm),
         ("train.precision", train.precision, plain.precision),
         ("train.loss_scale", train.loss_scale, plain.loss_scale),
+        ("train.epochs", train.epochs, plain.epochs),
         ("train.technique", train.technique_unprofiled, "1f1b"),
         ("train.profile", train.profile, plain.profile),
         ("train.audit_every", train.audit_every, 0),

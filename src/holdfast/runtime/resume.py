@@ -111,7 +111,9 @@ def check_same_job(job: Job, run_dir: Path, before: Sequence[Job], accept: tuple
 
 
 def _told(job: Job, before: Job) -> Job:
-    """A job whose script has yet to say how many steps and micro-batches it has: as in the run before."""
+    """A job whose script, or data, have yet to say how many steps and micro-batches it has: as in the run before."""
+    if not job.train.steps:
+        return replace(job, train=replace(job.train, steps=before.train.steps))
     if not (job.loops and before.loops):
         return job
     return replace(job, grid=before.grid, train=replace(job.train, steps=before.train.steps, seed=before.train.seed))

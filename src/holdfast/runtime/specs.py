@@ -275,8 +275,14 @@ def emulated_probe(job: Job, profile: Profile) -> Probed:
     """Returns what the probe of a job would find if its model were the layers of a profile: it is not even built.
 
     Raises:
-        ConfigError: the grid does not fit the layers, or stages are sharded over several GPUs.
+        ConfigError: the grid does not fit the layers, stages are sharded over several GPUs, or the job does not say how
+            many steps it has.
     """
+    if not job.train.steps:
+        raise ConfigError(
+            "train.epochs: how many steps these are, only the data tell, and where times are emulated none are opened; "
+            "expected train.steps"
+        )
     if job.most_shards > 1:
         raise ConfigError(
             "grid: stages of several GPUs cannot be emulated with numerics fast, as a profile has times for one GPU; "

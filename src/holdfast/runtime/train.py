@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def train(
             if done is None and end_the_one_before(directory):
                 _await_summary(directory)
                 done = done_before(directory, on_event)
-            if done is not None and done.step >= job.train.steps:
+            if done is not None and done.step >= _steps_of(job, before):
                 return _changed(job, summarise(directory, done, planned, done_before=True))
         request = RunRequest(
             job=job,
@@ -125,6 +126,13 @@ def train(
         error.resume = _to_go_on_from(summary, wanted)
         raise
     return _changed(job, summary)
+
+
+def _steps_of(job: Job, before: Sequence[Job]) -> float:
+    """How many steps a job has; where its epochs are yet to be counted, as many as these were in the attempt before."""
+    if job.train.steps or job.train.epochs is None:
+        return job.train.steps
+    return next((each.train.steps for each in before[:1] if each.train.epochs == job.train.epochs), math.inf)
 
 
 def _await_summary(directory: Path) -> None:

@@ -123,6 +123,8 @@ def plan_study(
     Raises:
         ConfigError: something is impossible for the job; names the flag.
     """
+    if job.train.epochs is not None:
+        raise ConfigError("train.epochs: a study is of a number of steps; expected train.steps")
     workers, steps = len(job.grid.depths), job.train.steps
     quarters = tuple(dict.fromkeys(each for each in (workers // 4, workers // 2, 3 * workers // 4) if each))
     thirds = tuple(dict.fromkeys((steps // 25, steps // 3, 2 * steps // 3)))

@@ -119,7 +119,9 @@ def complaint(tree, *overrides):
             "train.sum_chunks: 2 chunks, and a step has 9 micro-batches; expected a number that divides it",
         ),
         ("grid.pipelines", -1, "grid.pipelines: expected `int` >= 1, got -1"),
-        ("train.steps", 0, "train.steps: expected `int` >= 1, got 0"),
+        ("train.steps", -1, "train.steps: expected `int` >= 0, got -1"),
+        ("train.steps", 0, "train: expected steps to be 1 or more, or epochs"),
+        ("train.epochs", 0, "train.epochs: expected `int` >= 1, got 0"),
         ("train.seed", -1, "train.seed: expected `int` >= 0, got -1"),
         (
             "train.loss_scale.initial",
@@ -331,6 +333,14 @@ def test_infinite_numbers_are_refused(path):
     assert complaint(with_value(path, float("inf"))).startswith(f"{path}: expected `float` <= ")
 
 
+def test_how_long_it_is_trained_is_said_by_steps_or_by_epochs():
+    assert complaint(JOB | {"train": {}}) == "train: expected steps to be 1 or more, or epochs"
+    told = parse_job(JOB | {"train": {"epochs": 2}}).train
+    assert (told.steps, told.epochs) == (0, 2)
+    told = parse_job(JOB | {"train": {"epochs": 2, "steps": 9}}).train  # as a run's job.yaml has it
+    assert (told.steps, told.epochs) == (9, 2)
+
+
 @pytest.mark.parametrize("section", ["model", "data", "grid", "train"])
 def test_a_missing_section_is_named(section):
     tree = copy.deepcopy(JOB)
@@ -338,7 +348,7 @@ def test_a_missing_section_is_named(section):
     assert complaint(tree) == f"{section}: is missing and has no default"
 
 
-@pytest.mark.parametrize("path", ["model.kind", "data.path", "train.steps"])
+@pytest.mark.parametrize("path", ["model.kind", "data.path"])
 def test_a_missing_key_is_named(path):
     tree = copy.deepcopy(JOB)
     section, key = path.split(".")

@@ -238,6 +238,25 @@ def build_dataset(job: Job) -> Any:
             return dataset
 
 
+def in_steps(job: Job) -> Job:
+    """Returns the job with the number of steps that its epochs are, if it is said by these.
+
+    Raises:
+        ConfigError: the data is missing or too small; or it says a number of steps, too, and that is another one.
+    """
+    epochs, told = job.train.epochs, job.train.steps
+    if epochs is None:
+        return job
+    samples = len(build_dataset(job))
+    steps = -(-epochs * samples // job.samples_per_step)
+    if told not in (0, steps):
+        raise ConfigError(
+            f"train.steps: {told}, but train.epochs: {epochs} are {steps} steps of {job.samples_per_step} samples, as "
+            f"an epoch has {samples}; expected one of them"
+        )
+    return msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=steps))
+
+
 def _check_dataset(dataset: Any, what: str) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):

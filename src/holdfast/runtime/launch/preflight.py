@@ -113,8 +113,8 @@ def _errors(*checks: Callable[[], None]) -> tuple[HoldfastError, ...]:
 
 def _check_fault(request: RunRequest, fault: Fault, machine: Machine) -> None:
     _check_target(request, fault)
-    if request.job.loops and machine.probed is None:
-        return  # its script is yet to say how many steps it has
+    if (request.job.loops or not request.job.train.steps) and machine.probed is None:
+        return  # its script, or data, are yet to say how many steps it has
     steps, evaluate = request.job.train.steps, request.job.evaluate
     if fault.point is Point.EVALUATE:
         due = evaluate is not None and Evaluating(every=evaluate.every, microbatches=1).due(fault.step, steps)

@@ -20,7 +20,7 @@ from holdfast.devices.device import Device
 from holdfast.devices.named import arithmetic, check_alike, choose
 from holdfast.errors import ConfigError, WorkFailed
 from holdfast.optim.digest import digest_run
-from holdfast.runtime.engine.build import probe
+from holdfast.runtime.engine.build import in_steps, probe
 from holdfast.runtime.engine.device_of import device_of
 from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find
@@ -41,6 +41,7 @@ def run_probe(job: Job, workers: int, answer: Connection) -> None:
 
 def _probed(job: Job, workers: int) -> Probed:
     decided, device, gpus = _on_device(job, workers)
+    decided = in_steps(decided)
     probed = probe(decided, device)
     return replace(probed, job=None if decided == job else decided, gpus=gpus, arithmetic=arithmetic(device))
 
