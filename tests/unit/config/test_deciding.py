@@ -105,6 +105,7 @@ def test_every_other_key_of_every_section_counts():
             "train.audit_every",
             "train.compare_every",
             "train.time_limit",
+            "train.epochs",
         }
     counted = {path.partition(".")[0] for path in values}
     assert counted >= {field.name for field in msgspec.structs.fields(Job)} - {
