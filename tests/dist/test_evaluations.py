@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.telemetry.events import Evaluated, read_events
+from holdfast.telemetry.events import Evaluated, Notice, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -91,3 +91,33 @@ def test_batch_norm_is_that_of_training(runs, tmp_path):
     told = [event for _, event in read_events(survived.run_dir / "events.jsonl") if isinstance(event, Evaluated)]
     assert all(event.microbatches == event.of == 6 for event in told)
     assert 1.0 < dict(told[-1].scores)["loss"] < 5.0, "of ten classes, hardly trained"
+
+
+STILL = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "train.steps=12", "checkpoint.every=2")
+"""Nothing gets better by it."""
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (),
+        ("kill:1.3@4:evaluate",),
+        ("kill:0.3@4:evaluate", "kill-coordinator@4:start"),
+        ("kill:1.0@5:backward", "join:1.0@5"),
+    ],
+    ids=" ".join,
+)
+def test_a_job_that_gets_no_better_ends_early_at_one_step_whoever_dies(runs, evaluated, faults):
+    overrides = (*evaluated, *STILL, "evaluate.best=loss", "evaluate.patience=1")
+    run = runs.train("gpt", *faults, overrides=overrides)
+    assert run.unfired == ()
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert (summary["outcome"], summary["steps"]) == ("done", 6)
+    told = [(each["step"], each["best"], each["microbatches"]) for each in summary["evaluations"]]
+    assert told == [(2, True, 7), (4, False, 7), (6, False, 7)]
+    lines = [event.text for _, event in read_events(run.run_dir / "events.jsonl") if isinstance(event, Notice)]
+    assert "ends early, before step 6: loss was not better than before step 2 in 1 evaluations" in lines
+    assert (run.run_dir / "checkpoints").is_dir()
+    assert main(["export", f"{run.run_dir}@2", "--to", str(run.run_dir / "best.pt")]) == 0
+    whole = runs.train("gpt", overrides=(*STILL, "train.steps=6"))
+    assert run.weights_sha256 == whole.weights_sha256

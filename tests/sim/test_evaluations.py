@@ -25,10 +25,10 @@ GRIDS = [(2, 3, 2), (3, 2, 2), (2, 1, 3), (3, 3, 1)]
 FIRST_EFFECT_AFTER_INSTALL = 4
 
 
-def run(grid, seed=0, **options) -> VirtualResult:
+def run(grid, seed=0, steps=STEPS, **options) -> VirtualResult:
     pipelines, stages, microbatches = grid
     plan = regular_plan(pipelines, split_evenly(stages + 1, stages), microbatches)
-    return VirtualCluster(Scenario(plan=plan, steps=STEPS, seed=seed, **options)).run()
+    return VirtualCluster(Scenario(plan=plan, steps=steps, seed=seed, **options)).run()
 
 
 def evaluated(grid, seed=0, **options) -> VirtualResult:
@@ -190,3 +190,67 @@ def test_the_best_state_is_the_same_whoever_dies(seed):
 
 def best_of(result: VirtualResult) -> int:
     return [event.step for _, event in result.events if isinstance(event, Evaluated) and event.best][-1]
+
+
+PATIENCE = Evaluating(every=2, microbatches=5, best="loss", patience=2)
+
+
+def patient(grid, seed=0, evaluating=PATIENCE, **options) -> VirtualResult:
+    pipelines, stages, microbatches = grid
+    plan = regular_plan(pipelines, split_evenly(stages + 1, stages), microbatches)
+    options = {"steps": 30, "checkpoint_every": evaluating.every, **options}
+    return VirtualCluster(Scenario(plan=plan, seed=seed, evaluating=evaluating, **options)).run()
+
+
+def course(result: VirtualResult) -> tuple:
+    """Where a job has ended, with which bits, and what each evaluation came to."""
+    assert result.outcome == "done", result.detail
+    told = {event.step: event for _, event in result.events if isinstance(event, Evaluated)}
+    assert all(event.microbatches == event.of for event in told.values())
+    return result.step, result.digest, {step: (event.scores, event.best) for step, event in told.items()}
+
+
+@pytest.mark.parametrize(("every", "patience"), [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)])
+def test_a_job_ends_where_the_next_evaluation_is_due_once_patience_is_out(every, patience, staggered):
+    evaluating = Evaluating(every=every, microbatches=5, best="loss", patience=patience)
+    step, digest, told = course(patient((2, 2, 2), evaluating=evaluating))
+    whole = patient((2, 2, 2), evaluating=Evaluating(every=every, microbatches=5, best="loss"))
+    found = course(whole)[2]
+    best, ends = 0, 0
+    for at in range(every, 31, every):
+        best = at if found[at][1] else best
+        if (at - best) // every >= patience:
+            ends = at + every
+            break
+    assert step == ends < 30
+    assert told == {at: each for at, each in found.items() if at <= ends}
+    assert digest == run((2, 2, 2), steps=ends).digest
+
+
+@pytest.mark.parametrize("worker", [WorkerId(0, 0), WorkerId(1, 1)])
+def test_it_ends_there_whoever_dies_at_each_of_its_effects(worker):
+    grid, healthy = (2, 2, 2), course(patient((2, 2, 2)))
+    for effect in itertools.count(FIRST_EFFECT_AFTER_INSTALL):
+        result = patient(grid, seed=effect, kill_at_effect=[(worker, effect)])
+        assert course(result) == healthy
+        if not result.fired:
+            break
+    assert effect > 50
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_it_ends_there_whoever_dies_comes_and_leads(seed):
+    source, grid = random.Random(seed), (3, 2, 2)
+    healthy = patient(grid)
+    last = healthy.step
+    faults = [
+        f"kill:{source.randrange(3)}.{source.randrange(2)}@{source.randrange(last)}:{point}" for point in POINTS[:2]
+    ]
+    faults += [f"join:{each.split('@')[0][5:]}@{source.randrange(last)}" for each in faults]
+    deaths = [(source.uniform(0.0, healthy.events[-1][0]), 0.2) for _ in range(seed % 3)]
+    result = patient(grid, seed, faults=[Fault.parse(text) for text in faults], coordinator_deaths=deaths)
+    if result.outcome != "lost":
+        assert course(result)[:2] == course(healthy)[:2]
+
+
+POINTS = ("evaluate", "backward")

@@ -524,6 +524,8 @@ class Evaluate(_Plain, frozen=True, kw_only=True):
             come, and ``holdfast export RUN_DIR@STEP`` writes it;
             ``checkpoint.every`` has to divide ``every``. null: none.
         better: whether lower or higher scores are better.
+        patience: where so many evaluations in a row were not the best so far, the job ends early, where the next one is
+            due (docs/evaluation.md#ending-early); 0: never.
     """
 
     every: Positive
@@ -532,6 +534,7 @@ class Evaluate(_Plain, frozen=True, kw_only=True):
     metrics: str | None = None
     best: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     better: Literal["lower", "higher"] = "lower"
+    patience: Count = 0
 
 
 class Resilience(_Plain, frozen=True, kw_only=True):

@@ -577,6 +577,8 @@ def _wrong_evaluation(job: Job) -> str:
     if job.most_shards > 1:
         return ": stages of several GPUs are not evaluated with train.numerics fast: expected none, or one GPU a stage"
     made = job.checkpoint.every
+    if job.evaluate.patience and not job.evaluate.best:
+        return ".patience: is for evaluations that are not the best: expected best, such as loss, or patience 0"
     if job.evaluate.best and (not isinstance(made, int) or not made or job.evaluate.every % made):
         return (
             f".best: each evaluated state needs a checkpoint: expected checkpoint.every to divide {job.evaluate.every}"

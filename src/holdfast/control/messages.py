@@ -575,7 +575,8 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     verdict over ``step``, whose sums everyone has: nothing is left of it but updates, and the step behind it is the
     next. ``repeated``: the steps whose micro-batches are run once more in the step behind, so that the job has so many
     steps more. ``ends``: the step before which it ends all the same; None: the job says it. ``evaluates``: numbers of
-    micro-batches that the state is evaluated by before all else; of later steps, it is by all.
+    micro-batches that the state is evaluated by before all else; of later steps, it is by all. ``scored``: the newest
+    step before which an evaluation is kept.
     """
 
     generation: int
@@ -586,6 +587,7 @@ class Resume(_Wire, frozen=True, tag=True, kw_only=True):
     repeated: tuple[int, ...] = ()
     ends: int | None = None
     evaluates: tuple[Interval, ...] = ()
+    scored: int = 0
 
 
 class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):
@@ -603,9 +605,13 @@ class ReplayOrder(_Wire, frozen=True, tag=True, kw_only=True):
 
 
 class ScoresKept(_Wire, frozen=True, tag=True, kw_only=True):
-    """Evaluations of the states before steps up to this one need not be told of again."""
+    """Evaluations of the states before steps up to this one need not be told of again.
+
+    ``ends``: the step before which the job ends by them; None: it does not, as far as they tell.
+    """
 
     step: int
+    ends: int | None = None
 
 
 class Obsolete(_Wire, frozen=True, tag=True, kw_only=True):

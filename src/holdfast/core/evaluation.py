@@ -37,16 +37,33 @@ class Evaluating:
         microbatches: how many, at least 1.
         best: the score by which the best state is told; empty: by none.
         higher: whether more of it is better.
+        patience: where so many evaluations in a row were not the best so far, the job ends, where the next one is due;
+            0: not by them. Nobody goes beyond a state that is evaluated before the one before is told.
     """
 
     every: int
     microbatches: int
     best: str = ""
     higher: bool = False
+    patience: int = 0
 
     def is_better(self, score: float, than: float) -> bool:
         """Whether a score is better than another one; equal ones are not."""
         return score > than if self.higher else score < than
+
+    def ends(self, evaluated: int, best: int) -> int | None:
+        """Returns the step before which the job ends, as far as the states before these steps tell; None if at its end.
+
+        Args:
+            evaluated: the newest that was evaluated.
+            best: the best of them; 0 if there is none.
+        """
+        since = evaluated // self.every - best // self.every
+        return (evaluated // self.every + 1) * self.every if 0 < self.patience <= since else None
+
+    def awaited(self, step: int, steps: int) -> int:
+        """Returns the step whose evaluation has to be told before this one is run; 0 if none has."""
+        return step - self.every if self.patience and self.due(step, steps) and step % self.every == 0 else 0
 
     def due(self, step: int, steps: int) -> bool:
         """Whether the state before ``step`` is evaluated, of so many."""

@@ -25,6 +25,7 @@ __all__ = [
     "Disconnect",
     "Drain",
     "Evaluate",
+    "ScoresAwaited",
     "Fetch",
     "Fetched",
     "Flush",
@@ -125,6 +126,13 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoresAwaited:
+    """Wait until the evaluation of the state before ``step`` is known to be kept."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Serve:
     """Give ``target`` these snapshots, of the state before ``step``, whenever it asks; never blocks.
 
@@ -220,6 +228,7 @@ WorkerEffect = (
     | Boundary
     | Drain
     | Evaluate
+    | ScoresAwaited
     | Serve
     | Release
     | Fetch

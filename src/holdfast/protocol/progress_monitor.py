@@ -17,6 +17,7 @@ from holdfast.protocol.effects import (
     Fetched,
     Flush,
     Listen,
+    ScoresAwaited,
     Written,
 )
 from holdfast.protocol.executor import FinishReduce, Take
@@ -24,7 +25,7 @@ from holdfast.protocol.worker import WorkerProtocol
 
 __all__ = ["WAITS", "ProgressMonitor", "heartbeat"]
 
-WAITS = (Asked, Listen, Build, Take, FinishReduce, Drain, Fetched, Written, Flush, Consulted)
+WAITS = (Asked, Listen, Build, ScoresAwaited, Take, FinishReduce, Drain, Fetched, Written, Flush, Consulted)
 """Effects for which a worker waits for others, or for a script to come back to its loop."""
 
 

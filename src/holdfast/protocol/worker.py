@@ -85,6 +85,7 @@ from holdfast.protocol.effects import (
     Pin,
     Release,
     Report,
+    ScoresAwaited,
     Serve,
     WorkerEffect,
     Written,
@@ -255,6 +256,7 @@ class WorkerProtocol:
         scored: what came of evaluations here, as far as it was not known to be kept as the last one was made. Other
             threads read it.
         scores_kept: the newest step before which an evaluation is known to be kept. Another thread writes it, too.
+        stops: the step before which evaluations end the job, as far as is known. Another thread writes it.
         evaluates: the step before which the state is being evaluated; None: none is.
     """
 
@@ -290,6 +292,7 @@ class WorkerProtocol:
     unevaluated: tuple[int, tuple[Interval, ...]] = (0, ())
     scored: tuple[Scored, ...] = ()
     scores_kept: int = 0
+    stops: int | None = None
     evaluates: int | None = None
     _lowered: tuple[Plan, WorkerProgram] | None = None
 
@@ -333,9 +336,15 @@ class WorkerProtocol:
                 command = yield Listen()
 
     @property
+    def awaits_scores(self) -> bool:
+        """Whether it ever waits for an evaluation to be kept."""
+        return self.rules.evaluating is not None and self.rules.evaluating.patience > 0
+
+    @property
     def num_steps(self) -> int:
-        """How many steps there are, with those that are run once more; fewer where a script has stopped its loop."""
-        return self.rules.steps + len(self.repeated) if self.stage.ends is None else self.stage.ends
+        """How many steps there are, with those that are run once more; fewer where a script or scores have ended it."""
+        steps = self.rules.steps + len(self.repeated) if self.stage.ends is None else self.stage.ends
+        return steps if self.stops is None else min(steps, self.stops)
 
     def _repeat(self, steps: tuple[int, ...]) -> None:
         self.repeated = self.stage.repeated = steps
@@ -753,6 +762,8 @@ class WorkerProtocol:
             yield from self._heal(step)
             if not rest:  # what is left of a step concerns others, too: they are not kept waiting for sums
                 yield from self._await_loop(step)
+            if (yield from self._await_scores(step)):
+                break
             yield from self._before(step, beginning=step == start)
             self._sample_item(step)
             closing = self._closes(step, after_recovery=recovering and step == start)
@@ -854,6 +865,13 @@ class WorkerProtocol:
         yield from self._weigh(step, beginning=beginning)
         yield from self._evaluate(step)
 
+    def _await_scores(self, step: int) -> Generator[WorkerEffect, Any, bool]:
+        """Where scores may end the job, waits before each evaluation until the one before is told; whether it ends."""
+        evaluating = self.rules.evaluating
+        if evaluating is not None and self._open() is None and (awaited := evaluating.awaited(step, self.num_steps)):
+            yield ScoresAwaited(awaited)
+        return step >= self.num_steps
+
     def _evaluate(self, step: int) -> Script:
         """Evaluates the state before a step, if it is time to: by what a recovery says, or by all."""
         evaluating = self.rules.evaluating
@@ -886,7 +904,7 @@ class WorkerProtocol:
             if each.step <= start
         )
         self.scored = tuple(each for each in kept if each.rows)
-        self.scores_kept = min(self.scores_kept, start - bool(again))
+        self.scores_kept = max(min(self.scores_kept, start - bool(again)), resume.scored)
 
     def _evaluation(self, numbers: tuple[Interval, ...] | None) -> WorkerProgram | None:
         """What we run of an evaluation, by these micro-batches, or by all; None if nothing is evaluated."""

@@ -57,6 +57,7 @@ from holdfast.protocol.effects import (
     Pin,
     Release,
     Report,
+    ScoresAwaited,
     Serve,
     WorkerEffect,
     Written,
@@ -269,7 +270,10 @@ class Driver:
             self.meet(command.peers)
             return
         if isinstance(command, ScoresKept):
+            self.protocol.stops = command.ends if self.protocol.stops is None else self.protocol.stops
             self.protocol.scores_kept = max(self.protocol.scores_kept, command.step)
+            if self.protocol.awaits_scores:
+                self.commands.put(command)
             return
         if isinstance(command, Obsolete):
             if self.logs is not None:
@@ -412,6 +416,8 @@ class Driver:
                 return (yield self.transport.drain)
             case Evaluate():
                 return self._evaluate(effect)
+            case ScoresAwaited(step=step):
+                return (yield from self._await_scores(step))
             case Serve():
                 return self.copier.serve(effect)
             case Release(keep=keep):
@@ -481,8 +487,25 @@ class Driver:
         """The next command that is not of an older generation."""
         while True:
             command = yield self.commands.get
-            if getattr(command, "generation", FOREVER) >= self._newest:
+            if not isinstance(command, ScoresKept) and getattr(command, "generation", FOREVER) >= self._newest:
                 return command
+
+    def _await_scores(self, step: int) -> Doing:
+        """Waits until an evaluation is kept; what else comes meanwhile is left for later.
+
+        Raises:
+            StaleGeneration: superseded: others need us meanwhile.
+        """
+        others: list[Command] = []
+        try:
+            while self.protocol.scores_kept < step:
+                self._refuse_stale()
+                command = yield self.commands.get
+                if not isinstance(command, ScoresKept):
+                    others.append(command)
+        finally:
+            for command in others:
+                self.commands.put(command)
 
     def _forget(self) -> None:
         """Ends the communication of a generation; what has come of a step is kept with what was handed on."""

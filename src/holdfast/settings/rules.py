@@ -70,7 +70,9 @@ def _evaluating(job: Job, microbatches: int) -> Evaluating | None:
     if told is None or not microbatches:
         return None
     higher = told.better == "higher"
-    return Evaluating(every=told.every, microbatches=microbatches, best=told.best or "", higher=higher)
+    return Evaluating(
+        every=told.every, microbatches=microbatches, best=told.best or "", higher=higher, patience=told.patience
+    )
 
 
 def _logging(job: Job, nodes: tuple[tuple[WorkerId, ...], ...]) -> Logging | None:

@@ -72,7 +72,11 @@ def complaint(tree, *overrides):
             "/words",
             "data.tokenizer: this model is one of bytes; expected bytes, or another model",
         ),
-        ("evaluate.quux", 1, "evaluate.quux: unknown key; known: best, better, data, every, metrics, microbatches"),
+        (
+            "evaluate.quux",
+            1,
+            "evaluate.quux: unknown key; known: best, better, data, every, metrics, microbatches, patience",
+        ),
         ("evaluate", {"every": 0, "data": TEXT}, "evaluate.every: expected `int` >= 1, got 0"),
         ("evaluate", {"every": 2}, "evaluate.data: is missing and has no default"),
         (
@@ -95,6 +99,11 @@ def complaint(tree, *overrides):
             "evaluate",
             {"every": 2, "data": TEXT, "best": "loss"},
             "evaluate.best: each evaluated state needs a checkpoint: expected checkpoint.every to divide 2",
+        ),
+        (
+            "evaluate",
+            {"every": 2, "data": TEXT, "patience": 3},
+            "evaluate.patience: is for evaluations that are not the best: expected best, such as loss, or patience 0",
         ),
         (
             "evaluate",

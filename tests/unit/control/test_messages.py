@@ -192,6 +192,8 @@ COMMANDS = [
     Resume(generation=4, step=9),
     Resume(generation=4, step=9, evaluates=((0, 2), (4, 5))),
     ScoresKept(step=9),
+    ScoresKept(step=9, ends=12),
+    Resume(generation=4, step=9, scored=8),
     Told(news=Evaluated(step=9, scores=(("loss", 0.5),), microbatches=4, of=4)),
     Obsolete(step=20),
     ReplayOrder(generation=4, state=StateAt(url="s3://bucket/run", step=6), num_layers=8, parts=(REPLAY,), vote=b"\0"),

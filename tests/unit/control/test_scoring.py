@@ -11,13 +11,14 @@ from tests.processes import process_of
 from holdfast.control.checkpoint_ledger import WriteManifest
 from holdfast.control.membership import decide, restore
 from holdfast.control.membership.scoring import begun_from, unevaluated
+from holdfast.control.membership.state import Record
 from holdfast.control.messages import Exited, Finished, Hello, Resume, Scored, ScoresKept, ShardWritten
 from holdfast.core.evaluation import Best, Evaluating
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import split_evenly
 from holdfast.schedule.builders import regular_plan
 from holdfast.storage.checkpoints import Shard
-from holdfast.telemetry.events import Evaluated
+from holdfast.telemetry.events import Evaluated, Notice
 
 from .decided import DecidedJob
 
@@ -177,8 +178,50 @@ def test_who_leads_next_is_told_again_and_waits_for_all():
 @pytest.mark.parametrize(("strategy", "again"), [("auto", ()), ("rollback", ((0, 4),))])
 def test_of_a_state_that_may_be_another_one_all_is_evaluated_again(strategy, again):
     job = Job(strategy).begun(2).scored(A, 2, dict.fromkeys(range(4), 1.0)).scored(A, 4, {0: 1.0})
-    back = begun_from(job.state, 2)
+    back, _ = begun_from(job.state, 2)
     assert unevaluated(back, 2) == again
     assert back.scores == {}
-    assert unevaluated(begun_from(job.state, 4), 4) == (((1, 4),) if strategy == "auto" else ((0, 4),))
-    assert unevaluated(begun_from(job.state, 3), 3) == ()
+    assert unevaluated(begun_from(job.state, 4)[0], 4) == (((1, 4),) if strategy == "auto" else ((0, 4),))
+    assert unevaluated(begun_from(job.state, 3)[0], 3) == ()
+
+
+def worse(job, step, score):
+    """The state before a step is evaluated, and all of it told."""
+    return job.scored(A, step, dict.fromkeys(range(4), score))
+
+
+def ends(job):
+    """Before which step workers have heard that the job ends, the newest word of it."""
+    return [command.ends for _, command in job.told if isinstance(command, ScoresKept)][-1]
+
+
+def test_once_patience_is_out_the_job_ends_where_the_next_evaluation_is_due():
+    job = Job(best="loss", patience=1).begun(2)
+    assert ends(worse(job, 2, 1.0)) is None
+    assert ends(worse(job, 4, 1.0)) == 6
+    assert job.state.num_steps == job.stored.running.ends == 6
+    (line,) = [event.text for event in job.recorded if isinstance(event, Notice)]
+    assert line == "ends early, before step 6: loss was not better than before step 2 in 1 evaluations"
+    assert ends(worse(job, 6, 9.0)) == 6
+
+
+def test_a_better_state_begins_patience_anew_and_the_last_steps_are_not_ended_early():
+    job = Job(best="loss", patience=2).begun(2)
+    for step, score in ((2, 2.0), (4, 3.0), (6, 1.0)):
+        assert ends(worse(job, step, score)) is None
+    job = Job(best="loss", patience=3).begun(2)
+    for step in (2, 4, 6):
+        worse(job, step, float("nan"))
+    assert ends(job) is None, "before step 8, of seven"
+
+
+def test_what_can_never_be_whole_keeps_nobody_waiting():
+    """A worker has taken its part of one with it, and the others are beyond that state."""
+    job = Job(best="loss", patience=1).begun(2)
+    job.scored(A, 2, dict.fromkeys(range(4), 1.0)).scored(A, 4, {0: 1.0, 2: 1.0})
+    state, outputs = begun_from(job.state, 5)
+    events = [output.event for output in outputs if isinstance(output, Record) and isinstance(output.event, Evaluated)]
+    assert [(event.step, event.microbatches) for event in events] == [(4, 2)]
+    assert (state.running.evaluated, state.running.ends) == (4, 6)
+    state, outputs = begun_from(job.state, 4)
+    assert outputs == (), "it is evaluated again"

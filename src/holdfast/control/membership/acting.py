@@ -232,8 +232,9 @@ def _rejoin(state: Membership, action: Rejoin) -> Decision:
 
 
 def _recompute(state: Membership, action: Recompute) -> Decision:
+    state, scored = begun_from(state, state.forming.resume_step)
     state = replace(
-        begun_from(state, state.forming.resume_step),
+        state,
         phase=Phase.RUNNING,
         grid=replace(state.grid, former=None),
         forming=replace(state.forming, lost_work=(), rest=None, left_out=frozenset()),
@@ -247,8 +248,9 @@ def _recompute(state: Membership, action: Recompute) -> Decision:
         repeated=state.running.repeated,
         ends=state.running.ends,
         evaluates=unevaluated(state, state.forming.resume_step),
+        scored=state.running.evaluated,
     )
-    return state, tell_each(state.alive, resume)
+    return state, (*scored, *tell_each(state.alive, resume))
 
 
 def _give_up(state: Membership, action: GiveUp) -> Decision:

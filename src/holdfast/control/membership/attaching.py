@@ -15,7 +15,7 @@ from holdfast.control.membership.losses import on_exited, on_spare_leaving
 from holdfast.control.membership.raising import on_raised
 from holdfast.control.membership.reattaching import on_return
 from holdfast.control.membership.recovering import fill_places, to_fill
-from holdfast.control.membership.scoring import on_scored
+from holdfast.control.membership.scoring import on_scored, scores_kept
 from holdfast.control.membership.starting import Offer
 from holdfast.control.membership.state import (
     Decision,
@@ -47,6 +47,8 @@ def on_hello(state: Membership, worker: WorkerId, hello: Hello) -> Decision:
     for scored in hello.scored if worker in state.present else ():
         state, told = on_scored(state, scored)
         outputs += told
+    if state.running.evaluated and worker in state.present:  # it may have missed that, and wait for it
+        outputs += (Tell(to=worker, process=hello.process, command=scores_kept(state)),)
     if hello.raised is not None and worker in ids and not state.past_lost:  # time begins to count at the next tick
         state, told = on_raised(state, hello.raised)
         outputs += told

@@ -398,7 +398,14 @@ def _go_over(state: Membership, upcoming: Upcoming, step: int) -> Decision:
         cadence=state.cadence and replace(state.cadence, every=upcoming.checkpoint_every or state.cadence.every),
     )
     parted = (Record(event=Parted(worker=str(worker), step=step)) for worker in sorted(gone))
-    resume = Resume(generation=state.generation, step=step, repeated=state.running.repeated, ends=state.running.ends)
+    running = state.running
+    resume = Resume(
+        generation=state.generation,
+        step=step,
+        repeated=running.repeated,
+        ends=running.ends,
+        scored=running.evaluated,
+    )
     state, asked = answer_offers(state) if gone else (state, ())
     return state, (installed(state, "boundary"), *parted, *tell_each(sorted(arrived), resume), *asked)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast.control.membership.counting import again_behind, again_of, begun
 from holdfast.control.membership.forming import check_distance, lowest, settled
 from holdfast.control.membership.scoring import begun_from, unevaluated
-from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell
+from holdfast.control.membership.state import Decision, Membership, Phase, Record, Tell, prefixed
 from holdfast.control.messages import CommitVote, Resume, Status
 from holdfast.core.ids import WorkerId
 from holdfast.core.plan import Plan
@@ -107,7 +107,7 @@ def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
         concluded=True,
         dropped=_dropped(state, step),
     )
-    state = begun_from(state, step + 1)
+    state, scored = begun_from(state, step + 1)
     resume = Resume(
         generation=state.generation,
         step=step,
@@ -115,8 +115,9 @@ def _concluded(state: Membership, step: int, verdict: CommitVote) -> Decision:
         repeated=state.running.repeated,
         ends=state.running.ends,
         evaluates=unevaluated(state, step + 1),
+        scored=state.running.evaluated,
     )
-    return _resumed(state, step + 1, agreed, dict.fromkeys(state.alive, resume))
+    return prefixed(scored, _resumed(state, step + 1, agreed, dict.fromkeys(state.alive, resume)))
 
 
 def _with_remainder(
@@ -142,7 +143,7 @@ def _with_remainder(
         return state, ()
     if repeats and not _is_over(state, rest.step):
         state = replace(state, running=state.running.repeating(rest.step))
-    state = begun_from(state, rest.step)
+    state, scored = begun_from(state, rest.step)
     resumes = {
         worker: Resume(
             generation=state.generation,
@@ -152,10 +153,11 @@ def _with_remainder(
             repeated=state.running.repeated,
             ends=state.running.ends,
             evaluates=unevaluated(state, rest.step),
+            scored=state.running.evaluated,
         )
         for worker in state.alive
     }
-    return _resumed(state, rest.step, _told(state, rest), resumes, rest)
+    return prefixed(scored, _resumed(state, rest.step, _told(state, rest), resumes, rest))
 
 
 def contradicted(state: Membership, error: InvalidSchedule) -> Decision:
