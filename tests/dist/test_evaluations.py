@@ -121,3 +121,13 @@ def test_a_job_that_gets_no_better_ends_early_at_one_step_whoever_dies(runs, eva
     assert main(["export", f"{run.run_dir}@2", "--to", str(run.run_dir / "best.pt")]) == 0
     whole = runs.train("gpt", overrides=(*STILL, "train.steps=6"))
     assert run.weights_sha256 == whole.weights_sha256
+
+
+def test_patience_goes_on_where_it_was(runs, evaluated):
+    """Three evaluations are too many: the first in one attempt, the others in the next."""
+    still = (*evaluated, *STILL, "evaluate.best=loss", "evaluate.patience=2")
+    first = runs.train("gpt", overrides=(*still, "train.steps=4"))
+    run = runs.train("gpt", overrides=still, resume=f"{first.run_dir}@4")
+    told = [each["step"] for each in json.loads((run.run_dir / "summary.json").read_text())["evaluations"]]
+    assert (run.steps, told) == (8, [4, 6, 8])
+    assert run.weights_sha256 == runs.train("gpt", overrides=(*still, "train.steps=12")).weights_sha256

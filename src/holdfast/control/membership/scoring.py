@@ -129,7 +129,9 @@ def begun_from(state: Membership, step: int) -> Decision:
     evaluating = state.rules.evaluating
     if evaluating is not None and evaluating.patience:
         missed = range(state.running.evaluated + 1, step)
-        due = {each: {} for each in missed if evaluating.due(each, state.num_steps) and each not in state.scores}
+        due: dict[int, dict[int, dict[str, float]]] = {
+            each: {} for each in missed if evaluating.due(each, state.num_steps) and each not in state.scores
+        }
         return tell_scores(replace(state, scores={**due, **state.scores}), before=step)
     return state, ()
 

@@ -252,8 +252,9 @@ def _membership(spec: CoordinatorSpec, stored: StoredDecision | None, contact: C
         restoring=Restoring(restorable=_restorable(spec)),
         watch=_watch(spec.job.control),
     )
-    if spec.resume is not None and spec.resume.best is not None:
-        begins = replace(begins, running=replace(begins.running, best=(spec.resume.best,)))
+    if (resume := spec.resume) is not None and resume.step:  # what lies before was evaluated by another attempt
+        best = () if resume.best is None else (resume.best,)
+        begins = replace(begins, running=replace(begins.running, evaluated=resume.step - 1, best=best))
     return begins if stored is None else restore(begins, stored, reattach_until=contact.reattach_until)
 
 
