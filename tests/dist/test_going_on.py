@@ -328,4 +328,4 @@ def test_a_job_of_epochs_says_what_is_wrong_in_one_line(tmp_path):
     (tmp_path / "late").mkdir()
     code, _, told = Launcher(tmp_path / "late", late).run("--fault", "kill:0.0@100000")
     assert code == 2
-    assert "--fault kill:0.0@100000: the last step is" in told
+    assert "--fault kill:0.0@100000:start: the last step is" in told
