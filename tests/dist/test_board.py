@@ -229,6 +229,12 @@ def test_it_fits_a_telephone_in_light_and_in_dark(job, boards, opened):
     assert len(grounds) == 2
 
 
+def ended(process):
+    """Kills it, and waits until its port is free."""
+    process.kill()
+    process.wait(LIMIT_S)
+
+
 def test_a_board_that_comes_back_is_gone_on_with(job, boards, opened):
     job.begin()
     job.steps(2)
@@ -236,8 +242,7 @@ def test_a_board_that_comes_back_is_gone_on_with(job, boards, opened):
     address, process = boards(job.run_dir, port=port)
     tab = opened(address)
     tab.shows("#how-far", "^2 of 10")
-    process.kill()
-    process.wait(LIMIT_S)
+    ended(process)
     tab.shows("#trouble", "cannot be reached")
     assert tab.text("#how-far").startswith("2 of 10")
     assert tab.text("#state") == "no word"
@@ -263,8 +268,7 @@ def test_a_board_of_another_run_at_the_same_address_is_not_mixed_with_the_one_be
     with contextlib.closing(Job(tmp_path / "other")) as other:
         other.begin()
         other.steps(2)
-        process.kill()
-        process.wait(LIMIT_S)
+        ended(process)
         boards(other.run_dir, port=port)
         tab.shows("#how-far", "^2 of 10")
     assert tab.page.evaluate("curve.steps.join()") == "0,1"

@@ -98,8 +98,11 @@ class _Watched(Watched):
     def look(self) -> None:
         """See Watched.look."""
         super().look()
-        if self._seeking is None or not self._seeking.is_alive():  # a store that does not answer holds nothing else up
-            self._seeking = threading.Thread(target=self._seek_plan, name="plan", daemon=True)
+        wanted = self._board.run, self._board.generation
+        due = wanted != self._planned and wanted[1] > 0 and time.monotonic() >= self._sought + _PATIENCE_S
+        if due and (self._seeking is None or not self._seeking.is_alive()):
+            # a store that does not answer holds nothing else up
+            self._seeking = threading.Thread(target=self._seek_plan, args=(wanted,), name="plan", daemon=True)
             self._seeking.start()
         self._trouble = "It has not ended, and no process that can be found runs it." if self.is_gone() else ""
 
@@ -110,11 +113,8 @@ class _Watched(Watched):
             self._pictures, self._plan = _Pictures(), None
         self._pictures.hear(news)
 
-    def _seek_plan(self) -> None:
-        """Finds the newest plan, once there is another; where it cannot be read now, that is tried again later."""
-        wanted = self._board.run, self._board.generation
-        if wanted == self._planned or not wanted[1] or time.monotonic() < self._sought + _PATIENCE_S:
-            return
+    def _seek_plan(self, wanted: tuple[int, int]) -> None:
+        """Finds the plan of an attempt's generation; where it cannot be read now, that is tried again later."""
         plan, why = self._find_plan(wanted[1])
         self._sought = -_PATIENCE_S if plan else time.monotonic()
         with self._lock:

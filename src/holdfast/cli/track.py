@@ -191,13 +191,14 @@ class _Told:
                 return
             if self._tracker is None or self._job is None:  # the log does not begin with its beginning
                 return
-            self._at, new = self._behind(happening, backs)
-            if not new:
-                return
-            if not self._begun:  # what went before this was told, and kept
+            at, new = self._behind(happening, backs)
+            if new and not self._begun:  # what went before this was told, and kept
                 tell(self._tracker, self._job)
-            self._begun = self._new = True
-            tell(self._tracker, happening)
+                self._begun = True
+            if new:
+                tell(self._tracker, happening)
+                self._new = True
+            self._at = at  # not before: it may have been ended in the middle of that
 
     def _behind(self, happening: Happening, backs: int) -> tuple[_Position, bool]:
         """Where it is once it was told of this; and whether that is new to it."""

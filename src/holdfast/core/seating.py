@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import groupby
 
 from holdfast.core.ids import WorkerId
@@ -16,12 +16,12 @@ _Seats = dict[WorkerId, NodeId]
 _NOWHERE: Mapping[WorkerId, NodeId] = {}
 
 
-def survives(placement: Placement, where: Mapping[WorkerId, NodeId]) -> int:
-    """Returns how many nodes may be lost, whichever they are, and every layer still has an owner.
+def survives(placement: Placement, where: Mapping[WorkerId, Hashable]) -> int:
+    """Returns how many nodes may be lost, whichever they are, and every layer still has an owner; -1: one has none.
 
     Args:
         placement: of the plan.
-        where: the node of each worker in it.
+        where: the node of each worker in it, by whatever tells it from others.
     """
     return min(_spread(placement, where)) - 1
 
@@ -82,6 +82,6 @@ def _worst(spread: list[int]) -> tuple[int, int]:
     return min(spread), -spread.count(min(spread))
 
 
-def _spread(placement: Placement, where: Mapping[WorkerId, NodeId]) -> list[int]:
+def _spread(placement: Placement, where: Mapping[WorkerId, Hashable]) -> list[int]:
     """On how many nodes each layer has owners."""
     return [len({where[owner] for owner in owners}) for owners in placement.owners_by_layer]

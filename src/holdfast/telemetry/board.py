@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import Placement
+from holdfast.core.seating import survives
 from holdfast.telemetry.commits import Commits, Done
 from holdfast.telemetry.events import (
     Agreed,
@@ -414,8 +415,7 @@ class Board:
         """A worker may have become something else."""
         _, was = self._workers.get(worker, (0, Worker(mode=Mode.ABSENT, node="")))
         moves = isinstance(event, Installed | Migrating) and worker in self._moving.get(event.generation, ())
-        mode = Mode.ENTERING if moves else next_mode(worker, was.mode, event)
-        now = Worker(mode=mode, node=node or was.node)
+        now = Worker(mode=next_mode(worker, was.mode, event, moves=moves), node=node or was.node)
         if now != was:
             self._workers[worker] = self._tick, now
 
@@ -442,15 +442,15 @@ class Board:
             owners, held = placement.owners_by_layer, dict[str, list[tuple[int, int]]]()
             for worker, layers in placement.ranges:
                 held.setdefault(str(worker), []).append((layers.start, layers.stop))
-            nodes = {name: worker.node for name, (_, worker) in self._workers.items()}
-            spread = [{nodes.get(str(worker), "") for worker in each} for each in owners]
-            several = len(everywhere := set[str]().union(*spread)) > 1 and "" not in everywhere
+            known = {name: worker.node for name, (_, worker) in self._workers.items()}
+            where = {worker: known.get(str(worker), "") for worker in placement.workers}
+            several = len(nodes := set(where.values())) > 1 and "" not in nodes
             found = Holding(
                 layers=placement.num_layers,
                 held=held,
-                any=max(-1, min(map(len, owners)) - 1),
+                any=min(map(len, owners)) - 1,
                 most=len(held) - cover(placement) if all(owners) else 0,
-                nodes=max(0, min(map(len, spread)) - 1) if several else None,
+                nodes=max(0, survives(placement, where)) if several else None,
             )
         self._holding = self._tick, found
 

@@ -209,13 +209,15 @@ def _modes(worker: str, events: list[Timed]) -> Iterable[tuple[float, Mode]]:
     moves = {event.generation for _, event in events if isinstance(event, Migrating) and worker in dict(event.moves)}
     for time, event in events:
         moving = isinstance(event, Installed) and event.generation in moves
-        before, mode = mode, Mode.ENTERING if moving else next_mode(worker, mode, event)
+        before, mode = mode, next_mode(worker, mode, event, moves=moving)
         if mode is not before:
             yield time, mode
 
 
-def next_mode(worker: str, mode: Mode, event: Event) -> Mode:
-    """Returns what a worker is to the job behind an event, recoveries left aside."""
+def next_mode(worker: str, mode: Mode, event: Event, *, moves: bool) -> Mode:
+    """Returns what a worker is to the job behind an event, recoveries left aside; ``moves``: it changes places."""
+    if moves:
+        return Mode.ENTERING
     match event:
         case WorkerReady(worker=who) if who == worker and mode in _AWAY:
             return Mode.ARRIVING
