@@ -38,6 +38,8 @@ from holdfast.telemetry.story import read_story
 TEXT = f"{Path(sysconfig.get_paths()['stdlib']) / 'asyncio'}/*.py"
 """Half a megabyte in some files. Of all of Python's own sources every process would shuffle millions of windows."""
 
+PADDED = Path(__file__).with_name("padded_models.py")
+
 JOBS = {
     "gpt": {
         "name": "gpt",
@@ -166,6 +168,35 @@ JOBS = {
         "grid": {"pipelines": 2, "stages": 3, "microbatches": 2, "microbatch_size": 3},
         "optimizer": {"kind": "adamw", "lr": 1.0e-2},
         "train": {"steps": 4, "seed": 5},
+    },
+    "padded": {
+        "name": "padded",
+        "model": {"kind": "python", "target": f"{PADDED}:build", "split": "blocks"},
+        "data": {"kind": "python", "target": f"{PADDED}:pairs"},
+        "grid": {"pipelines": 2, "stages": 3, "microbatches": 2, "microbatch_size": 4},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-2},
+        "train": {"steps": 8, "seed": 5},
+    },
+    "classified": {
+        "name": "classified",
+        "model": {
+            "kind": "huggingface",
+            "task": "sequence-classification",
+            "labels": 3,
+            "config": {
+                "model_type": "bert",
+                "vocab_size": 40,
+                "hidden_size": 16,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "intermediate_size": 32,
+                "max_position_embeddings": 16,
+            },
+        },
+        "data": {"kind": "python", "target": f"{PADDED}:labelled"},
+        "grid": {"pipelines": 2, "stages": 2, "microbatches": 4, "microbatch_size": 2},
+        "optimizer": {"kind": "adamw", "lr": 1.0e-2},
+        "train": {"steps": 8, "seed": 7},
     },
     "small": {
         "name": "small",

@@ -170,32 +170,46 @@ class PythonModel(_Section, tag="python", frozen=True, kw_only=True):
     """One's own model (docs/own_model.md); functions are ``package.module:name`` or ``path/to/file.py:name``.
 
     Attributes:
-        target: a function that returns the ordered list of modules.
-        loss: a function of output and target; null: the GPT's.
+        target: a function that returns the ordered list of modules; or, with ``split``, one module.
+        split: ``blocks``: it is cut at the list of its blocks; ``none``: it is one layer, and a pipeline one stage.
+            null: it is a list.
+        loss: a function of output and target; null: cross entropy of logits and classes.
         arguments: what ``target`` is called with.
         checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
             (``true``) or some (``[1, 2]``); same bits.
     """
 
     target: str
+    split: Literal["blocks", "none"] | None = None
     loss: str | None = None
     arguments: dict[str, Any] = {}
     checkpoint_activations: Checkpointed = False
 
 
+HuggingFaceTask = Literal[
+    "causal-lm", "masked-lm", "sequence-classification", "token-classification", "image-classification"
+]
+
+
 class HuggingFaceModel(_Section, tag="huggingface", frozen=True, kw_only=True):
-    """A causal language model of Hugging Face's transformers, cut at its blocks (docs/hugging_face.md).
+    """A model of Hugging Face's transformers, cut at its blocks (docs/hugging_face.md).
 
     Attributes:
+        task: what it is made for, and so which of transformers' classes it is of.
         config: a folder with a ``config.json``; or what stands in one.
+        labels: how many classes there are, for a task with classes; null: as ``config`` says.
         weights: a folder with safetensors to begin with; null: weights are drawn from the job's seed.
+        loss: a function of output and target; null: cross entropy of logits and classes, of which -100 is left out.
         attention: how attention is computed: ``sdpa`` or ``eager``; null: as transformers chooses for the model.
         checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
             (``true``) or some (``[1, 2]``); same bits.
     """
 
     config: str | dict[str, Any]
+    task: HuggingFaceTask = "causal-lm"
+    labels: Positive | None = None
     weights: str | None = None
+    loss: str | None = None
     attention: Literal["sdpa", "eager"] | None = None
     checkpoint_activations: Checkpointed = False
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ItemSpec", "TensorSpec"]
+__all__ = ["NO_TARGET", "ItemSpec", "TensorSpec"]
+
+NO_TARGET = -100
+"""The class that a target has where none is asked for: torch's losses leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSpec:
-    """What every item of a dataset is like: its input and its target."""
+    """What every item of a dataset is like.
 
-    input: TensorSpec
+    Attributes:
+        inputs: what its inputs are like, by name; one that is alone may have the name "".
+        target: what its target is like.
+    """
+
+    inputs: tuple[tuple[str, TensorSpec], ...]
     target: TensorSpec

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.core.tensorspec import ItemSpec
 from holdfast.core.work import WorkPhase, working
-from holdfast.data.items import stack
+from holdfast.data.items import Inputs, stack
 from holdfast.errors import ConfigError
 
 __all__ = ["Dataset", "load_items", "load_microbatch", "permutation", "sample_indices"]
@@ -24,7 +24,7 @@ RETRY_S = 0.2
 
 
 class Dataset(Protocol):
-    """Items by index, each an input and a target: see `holdfast.data.items`."""
+    """Items by index, each inputs and a target: see `holdfast.data.items`."""
 
     def __len__(self) -> int: ...
 
@@ -78,7 +78,7 @@ def load_microbatch(
     microbatch_size: int,
     expected: ItemSpec | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Inputs, Tensor]:
     """Load a micro-batch: inputs and targets, each stacked along a new first dimension of ``microbatch_size``.
 
     An item that cannot be read (OSError) is tried three times, as a file system may be away for a moment; it draws the
@@ -89,7 +89,7 @@ def load_microbatch(
         sleep: lets seconds pass before an item is tried again.
 
     Raises:
-        ConfigError: an item is no pair of tensors, or is not like the others.
+        ConfigError: an item is no pair of inputs and a target, or is not like the others.
         WorkFailed: an item cannot be loaded.
     """
     indices = sample_indices(seed, step, microbatch, num_microbatches, microbatch_size, len(dataset))

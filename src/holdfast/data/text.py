@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from holdfast.core.tensorspec import NO_TARGET
 from holdfast.errors import ConfigError
 
 __all__ = ["MASK", "MaskedText", "Text", "text_files"]
@@ -22,7 +23,7 @@ MASK = 256
 """The token in the place of a byte that is to be guessed."""
 
 _BLOCK, _BLOCKS = 4096, 64
-_MASKED, _NO_TARGET = 0.15, -100
+_MASKED = 0.15
 
 
 def text_files(path: str) -> tuple[Path, ...]:
@@ -143,7 +144,7 @@ class MaskedText(Text):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         tokens, _ = super().__getitem__(index)
         places = torch.randperm(self.context)[: max(1, round(_MASKED * self.context))]
-        target = torch.full_like(tokens, _NO_TARGET)
+        target = torch.full_like(tokens, NO_TARGET)
         target[places] = tokens[places]
         chance = torch.rand(len(places))
         others = torch.where(chance < 0.9, torch.randint(MASK, (len(places),)), tokens[places])

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holdfast.core.tensorspec import NO_TARGET
 from holdfast.models.transformer import PostNormBlock, check_sizes, initialise
 
 __all__ = ["Embedding", "Head", "build", "loss"]
-
-NO_TARGET = -100
 
 
 class Embedding(nn.Module):

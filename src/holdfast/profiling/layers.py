@@ -19,6 +19,7 @@ from holdfast.config.job import Job
 from holdfast.core.profile import LayerProfile
 from holdfast.core.schedule import OpKind
 from holdfast.core.summing import Contribution, Total, add_up
+from holdfast.data.items import Inputs
 from holdfast.devices.device import Device
 from holdfast.errors import ConfigError
 from holdfast.profiling.activation_memory import ActivationMemory
@@ -95,7 +96,7 @@ class JobLayers:
         self._job, self._device = job, device
         self.model = build_model(job)
         self.boundaries = probe(job, device).boundaries
-        self.kept: tuple[Tensor, Tensor] | None = None
+        self.kept: tuple[Inputs, Tensor] | None = None
         self._job_load = microbatch_loader(job, cache(lambda: build_dataset(job)))
 
     def stage(self, index: int, make: Callable[..., S]) -> S:
@@ -120,7 +121,7 @@ class JobLayers:
             precision=PRECISIONS[job.train.precision],
         )
 
-    def load(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+    def load(self, step: int, microbatch: int) -> tuple[Inputs, Tensor]:
         """Returns the samples of a micro-batch."""
         number = step * _MICROBATCHES + microbatch
         return self.kept or self._job_load(*divmod(number, self._job.global_microbatches))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.config.job import HuggingFaceModel, Job
+from holdfast.config.job import HuggingFaceModel, Job, PythonModel
 from holdfast.config.load import load_job
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, load_layer
@@ -163,10 +163,10 @@ def _optimizer(
 
 
 def _of_job(states: Sequence[LayerState], job: Job) -> Exported:
-    """Names are those of the list of the model's layers, as ``nn.Sequential`` has them, or those of its library."""
-    library = isinstance(job.model, HuggingFaceModel)
-    # Uses of a weight in several layers have one name where names are the library's.
-    called = (lambda _, name: name) if library else (lambda state, name: f"{state.layer}.{name}")
+    """Names are those of the list of the model's layers, as ``nn.Sequential`` has them, or those of its one module."""
+    whole = isinstance(job.model, HuggingFaceModel) or (isinstance(job.model, PythonModel) and bool(job.model.split))
+    # Uses of a weight in several layers have one name where names are those of one module.
+    called = (lambda _, name: name) if whole else (lambda state, name: f"{state.layer}.{name}")
     named = {
         called(state, name): value
         for state in states

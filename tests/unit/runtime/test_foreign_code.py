@@ -253,21 +253,23 @@ def test_a_loss_that_is_none(job, body):
 
 def test_a_loss_that_was_forgotten(job):
     """Cross entropy of one row of everything would be a number, too."""
-    assert complaint(job(loss=False)) == (
-        "model.loss: is missing, and the model returns float32 [4, 2] for a target of int64 [4]; without it the loss is "
-        "the cross entropy of logits [batch, time, classes] against int64 [batch, time]"
+    assert complaint(
+        job("\ndef data():\n    return Rows(lambda index: (row(index)[0], torch.zeros(2)))\n", loss=False)
+    ) == (
+        "model.loss: is missing, and the model returns float32 [4, 2] for a target of float32 [4, 2]; without it the loss "
+        "is the cross entropy of logits [batch, ..., classes] against int64 [batch, ...]"
     )
 
 
 ROWS = {
     "{'input_ids': torch.zeros(3), 'labels': 1}": (
-        "data: item 8 is a dict with the keys input_ids, labels; expected a pair of tensors: (input, target)"
+        "data: item 8 is a dict with the keys input_ids, labels; expected a pair: (input, target), the input a tensor"
     ),
-    "(torch.zeros(3), torch.ones(3), 1)": "data: item 8 is a tuple of 3; expected a pair of tensors: (input, target)",
-    "None": "data: item 8 is None; expected a pair of tensors: (input, target)",
-    "torch.zeros(2, 3)": "data: item 8 is one tensor, float32 [2, 3]; expected a pair of tensors: (input, target)",
-    "('a text', 1)": "data: the input of item 8 is a str; expected a tensor, a numpy array or a number",
-    "(torch.zeros(3), None)": "data: the target of item 8 is None; expected a tensor, a numpy array or a number",
+    "(torch.zeros(3), torch.ones(3), 1)": "data: item 8 is a tuple of 3; expected a pair: (input, target), the input a tensor",
+    "None": "data: item 8 is None; expected a pair: (input, target), the input a tensor",
+    "torch.zeros(2, 3)": "data: item 8 is one tensor, float32 [2, 3]; expected a pair: (input, target), the input a tensor",
+    "('a text', 1)": "data: the input of item 8 is a str; expected a tensor, a numpy array, a number or a list",
+    "(torch.zeros(3), None)": "data: the target of item 8 is None; expected a tensor, a numpy array, a number or a list",
     "(np.array(['a', 'b']), 1)": "data: the input of item 8 cannot be a tensor: ",
     "(__import__('decimal').Decimal('0.5'), 1)": "data: the input of item 8 cannot be a tensor: ",
     "(torch.zeros(3), __import__('fractions').Fraction(1, 3))": "data: the target of item 8 cannot be a tensor: ",
@@ -278,6 +280,23 @@ ROWS = {
     ),
     "(torch.zeros(3), float(index) if index % 2 else index)": (
         "data: the target of item 9 is float32 [], others are int64 []; "
+    ),
+    "({}, 1)": "data: the input of item 8 is a dict with the keys ; expected tensors by name, one or more",
+    "({1: torch.zeros(3)}, 1)": "data: the input of item 8 is a dict with the keys 1; expected tensors by name, one or mo",
+    "({'x': 'a text'}, 1)": "data: the input 'x' of item 8 is a str; expected a tensor, a numpy array, a number or a list",
+    "([[1, 2], [3]], 1)": "data: the input of item 8 cannot be a tensor: ",
+    "({'x' if index % 2 else 'y': torch.zeros(3)}, 1)": (
+        "data: the input of item 9 is x, of others y; expected the same names for all items"
+    ),
+    "({'x': torch.zeros(3)} if index % 2 else torch.zeros(3), 1)": (
+        "data: the input of item 9 is x, of others one tensor; expected the same names for all items"
+    ),
+    "({'x': torch.zeros(3 + index % 2)}, 1)": (
+        "data: the input 'x' of item 9 is float32 [4], others are float32 [3]; expected one shape and type for all items:"
+    ),
+    "({'x': torch.zeros(3), 'mask': [1, 0]}, 1)": (
+        "data: the input of an item is x, mask, by name; layers of a list take one tensor; expected that, or model.split: "
+        "blocks, by which a module is called with all of them"
     ),
     "row(index) if index < 19 else {}['end']": "data: item 19 of 20 cannot be read: KeyError: 'end' (mine.py, line ",
 }

@@ -13,9 +13,12 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from holdfast.config.job import HuggingFaceModel
+from holdfast.core.tensorspec import NO_TARGET
+from holdfast.data.items import stack
+from holdfast.data.labelled import Labelled
 from holdfast.errors import ConfigError
-from holdfast.models import gpt
-from holdfast.runtime.engine.slots.hugging_face import causal_layers, check_whole, check_words, save, sources
+from holdfast.models.losses import cross_entropy
+from holdfast.runtime.engine.slots.hugging_face import check_words, save, sources, whole
 
 SMALL = {
     "vocab_size": 256,
@@ -56,6 +59,10 @@ def batch(size=2, length=12):
     return torch.randint(0, 256, (2, size, length), generator=generator).unbind()
 
 
+def layers_of(model):
+    return whole(model).layers(batch()[0])
+
+
 def model(family, **options):
     return HuggingFaceModel(config={"model_type": family, **FAMILIES[family]}, **options)
 
@@ -64,11 +71,113 @@ def model(family, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_the_bits_of_the_whole(family, precision):
     torch.manual_seed(3)
-    check_whole(model(family), batch(), gpt.loss, precision)
+    whole(model(family)).check(batch(), cross_entropy, precision)
+
+
+BERT = {**SMALL, "model_type": "bert", "hidden_dropout_prob": 0.1}
+OF_TEXTS = {
+    "bert": BERT,
+    "distilbert": {
+        "model_type": "distilbert",
+        "vocab_size": 256,
+        "dim": 32,
+        "hidden_dim": 48,
+        "n_layers": 2,
+        "n_heads": 4,
+    },
+    "roberta": {**BERT, "model_type": "roberta", "pad_token_id": 0},
+    "electra": {**BERT, "model_type": "electra", "embedding_size": 32},
+    "llama": {**GROUPED, "model_type": "llama", "pad_token_id": 0},
+    "gpt2": {**FAMILIES["gpt2"], "model_type": "gpt2", "pad_token_id": 0},
+}
+OF_IMAGES = {
+    kind: {
+        "model_type": kind,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 8,
+        "patch_size": 4,
+        "hidden_dropout_prob": 0.1,
+    }
+    for kind in ("vit", "dinov2", "vit_msn")
+}
+
+
+def padded(size=3, length=12):
+    """Texts of three lengths, with what is no text marked."""
+    tokens = batch(size, length)[0].clamp(1)
+    mask = torch.arange(length)[None] < torch.tensor([length, 5, 7])[:size, None]
+    return {"input_ids": tokens.masked_fill(~mask, 0), "attention_mask": mask.long()}
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification", "masked-lm"])
+@pytest.mark.parametrize("family", OF_TEXTS)
+def test_a_task_of_padded_texts_has_the_bits_of_the_whole(family, task):
+    if task == "masked-lm" and family in ("llama", "gpt2"):
+        pytest.skip("transformers has no such models of these families")
+    torch.manual_seed(3)
+    made = HuggingFaceModel(config=OF_TEXTS[family], task=task, labels=None if task == "masked-lm" else 5)
+    inputs = padded()
+    shape = (3,) if task == "sequence-classification" else (3, 12)
+    target = torch.randint(0, 5, shape)
+    if len(shape) == 2:
+        target = target.masked_fill(inputs["attention_mask"] == 0, NO_TARGET)
+    whole(made).check((inputs, target), cross_entropy)
+
+
+@pytest.mark.parametrize("family", OF_IMAGES)
+def test_a_model_of_images_has_the_bits_of_the_whole(family):
+    torch.manual_seed(3)
+    made = HuggingFaceModel(config=OF_IMAGES[family], task="image-classification", labels=4)
+    whole(made).check((torch.rand(2, 3, 8, 8), torch.tensor([1, 3])), cross_entropy)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "mixtral"])
+def test_padding_changes_nothing_of_a_language_model_but_its_loss_which_is_transformers_own(family):
+    """Labels are the tokens, as its datasets have them: what is asked for at a position is the next one."""
+    torch.manual_seed(3)
+    inputs = padded()
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, NO_TARGET)
+    rows = [{**{name: each[row] for name, each in inputs.items()}, "labels": labels[row]} for row in range(3)]
+    stacked, target = stack(range(3), [Labelled(rows, follows=True)[row] for row in range(3)], None)
+    made = whole(model(family))
+    made.check((stacked, target), cross_entropy)
+    made.module.eval()
+    with torch.no_grad():
+        ours = cross_entropy(made.call(made.module, stacked), target)
+        theirs = made.module(**inputs, labels=labels, use_cache=False).loss
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+def test_weights_of_another_task_begin_a_task_and_what_is_missing_is_told(tmp_path):
+    from transformers import AutoModelForMaskedLM, BertConfig
+
+    torch.manual_seed(3)
+    AutoModelForMaskedLM.from_config(BertConfig(**BERT)).save_pretrained(tmp_path)
+    begun = HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path), task="sequence-classification", labels=3)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(whole(begun))
+    assert "classifier.weight" in drawn[0].notes[0]
+    assert drawn[0].notes[0].startswith(f"model.weights: drawn from the seed, as {tmp_path} does not have them: ")
+    for (name, one), other in zip(drawn[0].module.named_parameters(), drawn[1].module.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = dict(drawn[0].module.named_parameters())
+    assert torch.equal(
+        kept["bert.encoder.layer.1.output.dense.weight"], weights["bert.encoder.layer.1.output.dense.weight"]
+    )
+    del weights["bert.encoder.layer.1.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"missing keys, such as bert.encoder.layer.1.output.dense.weight; expected"):
+        whole(begun)
 
 
 def test_attention_is_computed_as_it_is_told():
-    check_whole(model("llama", attention="eager"), batch(), gpt.loss)
+    whole(model("llama", attention="eager")).check(batch(), cross_entropy)
 
 
 def test_nothing_is_fetched_though_the_library_was_there_before(monkeypatch):
@@ -76,7 +185,7 @@ def test_nothing_is_fetched_though_the_library_was_there_before(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    causal_layers(model("llama"))
+    layers_of(model("llama"))
     assert huggingface_hub.is_offline_mode()
 
 
@@ -104,7 +213,7 @@ def test_initial_weights_are_drawn_from_the_seed():
     drawn = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        drawn.append(causal_layers(model("llama"))[1].get_parameter("model.layers.0.self_attn.q_proj.weight"))
+        drawn.append(layers_of(model("llama"))[1].get_parameter("model.layers.0.self_attn.q_proj.weight"))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -114,13 +223,13 @@ def test_what_is_saved_is_read_again_by_transformers_and_by_us(family, tmp_path)
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(3)
-    layers = causal_layers(model(family))
+    layers = layers_of(model(family))
     save(model(family), {name: each for layer in layers for name, each in layer.named_parameters()}, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     ours = {name: each for layer in layers for name, each in layer.named_parameters()}
     assert {name for name, _ in theirs.named_parameters()} <= ours.keys()
     assert all(torch.equal(each, ours[name]) for name, each in theirs.named_parameters())
-    again = causal_layers(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
+    again = layers_of(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
     for layer, other in zip(layers, again, strict=True):
         assert all(torch.equal(each, other.get_parameter(name)) for name, each in layer.named_parameters())
     weights = load_file(tmp_path / "model.safetensors")
@@ -130,7 +239,7 @@ def test_what_is_saved_is_read_again_by_transformers_and_by_us(family, tmp_path)
     save_file({**weights, "other": value}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert sources(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path))) != told
     with pytest.raises(ConfigError, match=r"missing keys, such as .*; expected all weights of a model of that config"):
-        causal_layers(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
+        layers_of(HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path)))
 
 
 def test_a_model_knows_all_words_of_the_data():
@@ -155,6 +264,6 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_what_cannot_be_had_is_told_in_one_line(options, said):
     with pytest.raises(ConfigError) as error:
-        causal_layers(HuggingFaceModel(**options))
+        layers_of(HuggingFaceModel(**options))
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)

@@ -12,7 +12,7 @@ from holdfast.runtime.engine.model import WithContext, find_ties
 from holdfast.runtime.engine.slots.blocks import find_blocks
 from holdfast.runtime.engine.slots.frames import Way
 from holdfast.runtime.engine.slots.split import split
-from holdfast.runtime.engine.slots.whole import check_equal
+from holdfast.runtime.engine.slots.whole import Whole, check_equal
 
 INPUTS, TARGETS = torch.randint(0, 32, (2, 6)), torch.randint(0, 32, (2, 6))
 
@@ -87,6 +87,49 @@ def test_layers_have_the_bits_of_the_whole_and_its_names(options):
     assert names.keys() <= dict(whole.named_parameters(remove_duplicate=False)).keys()
     assert {id(each) for each in names.values()} == {id(each) for each in whole.parameters()}, "each is somewhere"
     assert {"body.blocks.1.inner.weight", "words.weight", "norm.weight", "unused"} <= names.keys()
+
+
+class Padded(Net):
+    """Takes tensors by the names of its arguments, one of which its blocks are given."""
+
+    def forward(self, tokens, mask):
+        hidden, wide = self.words(tokens), mask[:, None].float() / mask.sum(1)[:, None, None]
+        for block in self.body.blocks:
+            hidden = block(hidden, wide.expand(-1, tokens.shape[1], -1), positions=torch.zeros(1))
+        return self.head(self.norm(hidden) * mask[..., None])
+
+
+def test_several_inputs_go_to_the_arguments_of_their_names():
+    torch.manual_seed(0)
+    whole = Whole(module=Padded())
+    inputs = {"mask": (torch.arange(6) < torch.tensor([[6], [4]])).long(), "tokens": INPUTS}
+    whole.check((inputs, TARGETS), loss)
+    front, *_ = whole.layers(inputs)
+    assert front.context(inputs) is inputs
+    with pytest.raises(
+        ConfigError, match=r"Padded failed on a micro-batch: TypeError: .*unexpected keyword argument 'x'"
+    ):
+        whole.layers({"x": INPUTS})
+
+
+def test_a_module_that_returns_something_else_than_a_tensor_is_told():
+    class Says(Net):
+        def forward(self, tokens):
+            return {"logits": super().forward(tokens)}
+
+    with pytest.raises(ConfigError, match=r"^Says returned a dict; expected one tensor, which the loss is given$"):
+        Whole(module=Says()).layers(INPUTS)
+
+
+def test_a_module_as_the_only_layer_has_its_parts_and_its_modes():
+    whole = made()
+    (layer,) = Whole(module=whole).one()
+    assert {name: id(each) for name, each in layer.named_parameters()} == {
+        name: id(each) for name, each in whole.named_parameters()
+    }
+    layer.eval()
+    assert not whole.body.blocks[0].training
+    torch.testing.assert_close(layer(INPUTS, INPUTS), whole(INPUTS), rtol=0, atol=0)
 
 
 def test_a_weight_of_both_ends_is_a_tie():
@@ -211,7 +254,7 @@ def test_layers_that_have_other_bits_are_found_by_the_parameter():
             self.inner, self.by = inner, by
 
         def forward(self, value):
-            return self.inner(value) * self.by
+            return self.inner(value, INPUTS) * self.by
 
     wrong = (Off(layers[0], 1.5), *layers[1:])
     with pytest.raises(ConfigError, match="give other bits than the whole of it"):

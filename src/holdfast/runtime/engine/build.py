@@ -44,7 +44,8 @@ from holdfast.core.profile import Profile
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.data.digits import Digits
 from holdfast.data.images import NUM_CLASSES, TinyImageNet
-from holdfast.data.items import pair_of, spec_of
+from holdfast.data.items import Inputs, of_each, pair_of, spec_of, tensors_of
+from holdfast.data.labelled import Labelled
 from holdfast.data.randomness import seed_host
 from holdfast.data.rows import BreastCancer, Expressions, count_values
 from holdfast.data.sampler import load_microbatch, sample_indices
@@ -54,6 +55,7 @@ from holdfast.devices.device import HOST, Device
 from holdfast.devices.named import is_target
 from holdfast.errors import ConfigError, NotUndoable
 from holdfast.models import bert, convnet, gpt, nt3, resnet, vit
+from holdfast.models.losses import cross_entropy
 from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
@@ -63,9 +65,10 @@ from holdfast.recovery.choice import Sizes
 from holdfast.runtime.engine.emulated import WIDTH, EmulatedStage
 from holdfast.runtime.engine.evaluated import EvaluationData, check_evaluation, load_evaluated
 from holdfast.runtime.engine.foreign import call_target, load_target, theirs
-from holdfast.runtime.engine.model import Loss, Model, name_of, tie_groups
+from holdfast.runtime.engine.model import Loss, Model, WithContext, name_of, tie_groups
 from holdfast.runtime.engine.precision import PRECISIONS, check_cast
 from holdfast.runtime.engine.sharded.checks import check_layer, part_spec
+from holdfast.runtime.engine.slots.whole import Whole
 from holdfast.runtime.engine.stage import Loader, Stage, layer_seed
 from holdfast.runtime.engine.stepped import BEFORE_ALL
 from holdfast.runtime.engine.trial import try_items, try_model
@@ -122,11 +125,15 @@ class StageParts:
         return self.boundaries[receive.boundary - 1]
 
 
-def build_model(job: Job) -> Model:
+def build_model(job: Job, data: Callable[[], Any] | None = None) -> Model:
     """Builds the whole model, the same bits in every process: all layers from the job's seed.
 
+    Args:
+        job: whose model.
+        data: opens the job's data, for a model that is cut; None: as :func:`build_dataset` does.
+
     Raises:
-        ConfigError: one's own model cannot be built or is no list of modules.
+        ConfigError: one's own model cannot be built, is no list of modules or cannot be cut.
     """
     torch.manual_seed(job.train.seed)
     match job.model:
@@ -152,15 +159,47 @@ def build_model(job: Job) -> Model:
         case Nt3Model(width=width):
             values = count_values(job.data.path) if isinstance(job.data, Nt3Data) else 30
             return Model.build(nt3.build(width=width, values=values, seed=job.train.seed), nt3.loss)
-        case PythonModel(target=target, loss=loss, arguments=arguments):
+        case PythonModel(target=target, arguments=arguments, split=None):
             modules = _layers_of(call_target(target, "model.target", arguments), target)
-            return Model.build(modules, _default_loss if loss is None else _loss_of(loss))
-        case HuggingFaceModel():
-            from holdfast.runtime.engine.slots.hugging_face import causal_layers
-
-            return Model.build(causal_layers(job.model), gpt.loss)
+            return Model.build(modules, _loss_of(job.model))
+        case PythonModel() | HuggingFaceModel():
+            parts = _layers_of_whole(job, data or (lambda: build_dataset(job)))
+            return Model.build(parts, _loss_of(job.model))
         case ScriptModel(path=path):
             raise ConfigError(f"model.kind: script: only {path} itself has this model, whose loop is run as it is")
+
+
+def _layers_of_whole(job: Job, data: Callable[[], Any]) -> tuple[nn.Module, ...]:
+    """Builds a module, and returns its layers, for which it is run on the first micro-batch, unless it is one."""
+    if not _is_cut(job):
+        return _whole_of(job).one()
+    with theirs("data: the first micro-batch cannot be read"):
+        inputs, _ = microbatch_loader(job, data)(0, 0)
+    torch.manual_seed(job.train.seed)
+    return _whole_of(job).layers(inputs)
+
+
+def _whole_of(job: Job) -> Whole:
+    """Builds a model that is one module."""
+    if isinstance(job.model, HuggingFaceModel):
+        from holdfast.runtime.engine.slots.hugging_face import whole
+
+        return whole(job.model)
+    assert isinstance(job.model, PythonModel), "others are lists"
+    target = job.model.target
+    built = call_target(target, "model.target", job.model.arguments)
+    if not isinstance(built, nn.Module):
+        raise ConfigError(
+            f"model.target: {target} returned a {type(built).__name__}; expected one module, as model.split is "
+            f"{job.model.split}"
+        )
+    return Whole(module=built)
+
+
+def _is_cut(job: Job) -> bool:
+    return isinstance(job.model, HuggingFaceModel) or (
+        isinstance(job.model, PythonModel) and job.model.split == "blocks"
+    )
 
 
 def _resnet_of(model: ResnetModel, data: Data, seed: int) -> list[nn.Module]:
@@ -175,7 +214,9 @@ def _layers_of(built: object, target: str) -> list[nn.Module]:
         parts = ", ".join(name for name, _ in built.named_children())
         raise ConfigError(
             f"model.target: {target} returned one module, a {type(built).__name__}; expected its layers in order, as a "
-            "list in which each takes what the one before returned" + (f" (its parts: {parts})" if parts else "")
+            "list in which each takes what the one before returned"
+            + (f" (its parts: {parts})" if parts else "")
+            + "; or model.split: blocks, by which it is cut at its longest ModuleList, or none, by which it is one layer"
         )
     if isinstance(built, str | Mapping | torch.Tensor) or not isinstance(built, Iterable):
         raise ConfigError(
@@ -188,7 +229,10 @@ def _layers_of(built: object, target: str) -> list[nn.Module]:
     return layers
 
 
-def _loss_of(target: str) -> Loss:
+def _loss_of(model: PythonModel | HuggingFaceModel) -> Loss:
+    target = model.loss
+    if target is None:
+        return _default_loss
     loss = load_target(target, "model.loss")
     if not (isinstance(loss, type) and issubclass(loss, nn.Module)):
         return cast(Loss, loss)
@@ -197,13 +241,13 @@ def _loss_of(target: str) -> Loss:
 
 
 def _default_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The GPT's, for logits and classes only: other shapes might pass through it and mean nothing."""
-    if output.dim() != 3 or target.is_floating_point() or output.shape[:2] != target.shape:
+    """For logits and classes only: other shapes might pass through it and mean nothing."""
+    if output.dim() < 2 or target.dtype != torch.int64 or output.shape[:-1] != target.shape:
         raise ConfigError(
             f"model.loss: is missing, and the model returns {spec_of(output)} for a target of {spec_of(target)}; "
-            "without it the loss is the cross entropy of logits [batch, time, classes] against int64 [batch, time]"
+            "without it the loss is the cross entropy of logits [batch, ..., classes] against int64 [batch, ...]"
         )
-    return gpt.loss(output, target)
+    return cross_entropy(output, target)
 
 
 def build_dataset(job: Job) -> Any:
@@ -235,6 +279,8 @@ def build_dataset(job: Job) -> Any:
         case python:
             dataset = call_target(python.target, "data.target", python.arguments)
             _check_dataset(dataset, f"data.target: {python.target}")
+            if isinstance(job.model, HuggingFaceModel):
+                return Labelled(dataset, follows=job.model.task == "causal-lm")
             return dataset
 
 
@@ -321,27 +367,26 @@ def probe(job: Job, device: Device = HOST) -> Probed:
     """
     precision = PRECISIONS[job.train.precision]
     check_cast(precision, device.torch)
-    initial = _initial_weights(job)
-    model = build_model(job)
+    dataset = build_dataset(job)
+    _check_step(job, len(dataset))  # before that many are read
+    _check_words(job, dataset)
+    item, unsteady = _try_items(job, dataset)
+    initial = _initial_weights(job, lambda: dataset)
+    model = build_model(job, lambda: dataset)
+    _check_inputs(model, item)
     if initial is not None:
         _check_initial(job, model, initial)
     _check_commit(job, model, build_optimizer(job))
     checkpointed_layers(job, len(model.layers))
     _lr_scale(job)(0)
-    dataset = build_dataset(job)
-    _check_step(job, len(dataset))  # before that many are read
-    _check_words(job, dataset)
-    item, unsteady = _try_items(job, dataset)
-    inputs, targets = map(device.brought, microbatch_loader(job, lambda: dataset, item)(0, 0))
-    stage_of = partial(_stage_to_try, job, model, lambda step, microbatch: (inputs.clone(), targets), device)
+    batch = microbatch_loader(job, lambda: dataset, item)(0, 0)
+    inputs, targets = of_each(device.brought, batch[0]), device.brought(batch[1])
+    stage_of = partial(
+        _stage_to_try, job, model, lambda step, microbatch: (of_each(torch.clone, inputs), targets), device
+    )
     trial = try_model(model, stage_of, (inputs, targets), job.train.seed, device, precision)
     _check_sharing(job, model, trial.boundaries)
-    if isinstance(job.model, HuggingFaceModel):
-        from holdfast.runtime.engine.slots.hugging_face import check_whole
-
-        torch.manual_seed(job.train.seed)
-        here = precision if device.torch.type == "cpu" else None  # the host may lack what another device has
-        check_whole(job.model, microbatch_loader(job, lambda: dataset, item)(0, 0), model.loss, here)
+    notes = _check_cut(job, batch, model.loss, precision if device.torch.type == "cpu" else None)
     return Probed(
         boundaries=trial.boundaries,
         evaluated=_try_evaluation(job, model, item, trial.boundaries, device),
@@ -352,8 +397,30 @@ def probe(job: Job, device: Device = HOST) -> Probed:
         item=item,
         facts=_facts(job, model, dataset),
         ties=tie_groups(model.ties),
-        warnings=_judge(job, (*unsteady, *trial.differences)),
+        warnings=(*notes, *_judge(job, (*unsteady, *trial.differences))),
     )
+
+
+def _check_cut(
+    job: Job, batch: tuple[Inputs, torch.Tensor], loss: Loss, precision: torch.dtype | None
+) -> tuple[str, ...]:
+    """Checks, on the host, that a module that is cut has its own bits; returns what a person should know of it."""
+    if not _is_cut(job):
+        return ()
+    torch.manual_seed(job.train.seed)
+    whole = _whole_of(job)
+    whole.check(batch, loss, precision)
+    return whole.notes
+
+
+def _check_inputs(model: Model, item: ItemSpec) -> None:
+    """Checks that there is a layer that takes several inputs, if there are several."""
+    names = [name for name, _ in item.inputs if name]
+    if names and not any(isinstance(layer, WithContext) for layer in model.layers):
+        raise ConfigError(
+            f"data: the input of an item is {', '.join(names)}, by name; layers of a list take one tensor; expected "
+            "that, or model.split: blocks, by which a module is called with all of them"
+        )
 
 
 def _check_words(job: Job, dataset: Any) -> None:
@@ -424,9 +491,9 @@ def _judge(job: Job, differences: tuple[str, ...]) -> tuple[str, ...]:
     return differences
 
 
-def _initial_weights(job: Job) -> list[dict[str, str]] | None:
+def _initial_weights(job: Job, data: Callable[[], Any]) -> list[dict[str, str]] | None:
     """Digests of one's own model's weights, per layer and name; None for the models that are here."""
-    return _digests(build_model(job)) if isinstance(job.model, PythonModel) else None
+    return _digests(build_model(job, data)) if isinstance(job.model, PythonModel) else None
 
 
 def _digests(model: Model) -> list[dict[str, str]]:
@@ -494,7 +561,9 @@ def sources_of(job: Job) -> dict[str, str]:
         "train.device": job.train.device if is_target(job.train.device) else None,
     }
     if isinstance(job.model, PythonModel):
-        named |= {"model.target": job.model.target, "model.loss": job.model.loss}
+        named["model.target"] = job.model.target
+    if isinstance(job.model, PythonModel | HuggingFaceModel):
+        named["model.loss"] = job.model.loss
     if isinstance(job.data, PythonData):
         named["data.target"] = job.data.target
     if job.evaluate is not None:
@@ -542,14 +611,15 @@ def fingerprint_data(dataset: Any) -> str:
 
 
 def _bytes_of_item(dataset: Any, index: int) -> list[tuple[bytes, bytes]]:
-    """Shape and type, and the bits, of an item's two tensors."""
+    """Shape and type, and the bits, of an item's tensors."""
     seed_host(index)
+    inputs, target = pair_of(index, dataset[index])
     return [
         (
             f"{tuple(each.shape)} {each.dtype}".encode(),
             each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
         )
-        for each in pair_of(index, dataset[index])
+        for each in (*tensors_of(inputs), target)
     ]
 
 
@@ -606,7 +676,7 @@ def microbatch_loader(
         loading: entered meanwhile, again and again.
     """
 
-    def load(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(step: int, microbatch: int) -> tuple[Inputs, torch.Tensor]:
         with loading:
             opened = dataset()
             seed_host(layer_seed(job.train.seed, step, microbatch, _DATA))
@@ -658,8 +728,8 @@ def build_stage(
     owned = plan.placement.layers_of(worker)
     if emulate is not None:
         return _emulated(job, owned, emulate)
-    model = model or build_model(job)
     data, evaluated = data or cache(lambda: build_dataset(job)), evaluated or cache(lambda: build_evaluated(job))
+    model = model or build_model(job, data)
     options = stage_options(job, model, owned, boundaries, item, data, evaluated, loading)
     stage = Stage(**options, device=device, note=note) if sharded is None else sharded(**options, note=note)
     return StageParts(
@@ -731,7 +801,7 @@ def evaluation_data(
         return None
     target, size, seed = job.evaluate.metrics, job.grid.microbatch_size, job.train.seed
 
-    def load(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(number: int) -> tuple[Inputs, torch.Tensor]:
         with loading:
             opened = dataset()
             seed_host(layer_seed(seed, BEFORE_ALL, number, _DATA))

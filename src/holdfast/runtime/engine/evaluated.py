@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
 from holdfast.core.work import WorkPhase, working
-from holdfast.data.items import stack
+from holdfast.data.items import Inputs, first_of, of_each, stack
 from holdfast.data.sampler import load_items
 from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError
@@ -48,12 +48,12 @@ class EvaluationData:
         metrics: of the output and the targets; None: the loss is all.
     """
 
-    load: Callable[[int], tuple[Tensor, Tensor]]
+    load: Callable[[int], tuple[Inputs, Tensor]]
     metrics: Metrics | None = None
 
 
 def beside_of(
-    module: nn.Module, inputs: Callable[[], Tensor], cast: AbstractContextManager[object] = _AS_WRITTEN
+    module: nn.Module, inputs: Callable[[], Inputs], cast: AbstractContextManager[object] = _AS_WRITTEN
 ) -> object | None:
     """Returns what a layer is given beside its input; None for one that is given nothing.
 
@@ -155,8 +155,9 @@ def check_evaluation(
     Raises:
         ConfigError: it cannot.
     """
-    inputs, target = map(device.brought, data.load(0))
-    value, known = inputs.clone(), dict(enumerate(outputs))
+    loaded, target = data.load(0)
+    inputs, target = of_each(device.brought, loaded), device.brought(target)
+    value, known = first_of(inputs).clone(), dict(enumerate(outputs))
     for index, module in enumerate(model.layers):
         module.to(device.torch)
         with theirs(f"evaluate: layer {index} ({type(module).__name__}) failed in eval mode"):
@@ -168,7 +169,7 @@ def check_evaluation(
         return scores_of(model.loss, data.metrics, value, target, device)
 
 
-def load_evaluated(dataset: Any, number: int, size: int, expected: ItemSpec | None) -> tuple[Tensor, Tensor]:
+def load_evaluated(dataset: Any, number: int, size: int, expected: ItemSpec | None) -> tuple[Inputs, Tensor]:
     """Returns a micro-batch of data that a job is evaluated by, which are read from the beginning.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.data.items import spec_of
+from holdfast.data.items import Inputs, spec_of
 from holdfast.errors import ConfigError
 
 __all__ = [
@@ -91,7 +91,7 @@ class Model:
 class WithContext(nn.Module):
     """A layer that is given, beside what the one before returned, what the samples of the micro-batch say."""
 
-    def context(self, inputs: Tensor) -> Any:
+    def context(self, inputs: Inputs) -> Any:
         """Returns what is the second argument of ``forward``, given the samples' inputs; draws nothing."""
         raise NotImplementedError
 

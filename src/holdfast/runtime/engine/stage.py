@@ -36,6 +36,7 @@ from holdfast.core.progress import Part
 from holdfast.core.schedule import OpKind
 from holdfast.core.tensorspec import TensorSpec
 from holdfast.core.work import WorkPhase, working
+from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.devices.device import HOST, Device
 from holdfast.errors import ConfigError, InternalError
 from holdfast.optim.committed import Committed, CommittedLayer
@@ -58,7 +59,7 @@ __all__ = ["CommitMethod", "Loader", "Stage", "layer_seed"]
 CommitMethod: TypeAlias = Literal["shadow", "undo"]
 """How a step can be taken back: from a second copy, or by inverting it."""
 
-Loader: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
+Loader: TypeAlias = Callable[[int, int], tuple[Inputs, Tensor]]
 """``load(step, microbatch)``: the inputs and targets of a micro-batch, a pure function of both."""
 
 _log = logging.getLogger(__name__)
@@ -230,9 +231,9 @@ class Stage(SummedStage):
         self.returns = commit != "undo"
         self._contexts = defaultdict[int, dict[int, _Context]](dict)  # per micro-batch, by first layer
         self._halves = defaultdict[int, dict[int, _Halves]](dict)
-        self._loaded: tuple[int, int, tuple[Tensor, Tensor]] | None = None
+        self._loaded: tuple[int, int, tuple[Inputs, Tensor]] | None = None
         self._evaluation, self._precision = evaluation, precision
-        self._loaded_to_evaluate: tuple[int, tuple[Tensor, Tensor]] | None = None
+        self._loaded_to_evaluate: tuple[int, tuple[Inputs, Tensor]] | None = None
         self._watch: SampleWatch | None = None  # of this step; whoever owns the sample may ask for it
 
     # --- a step -----------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class Stage(SummedStage):
         if step != self._step:
             self.begin(step)
         layers = layers or self._all()
-        current = activation if layers.start else self._samples(step, microbatch)[0]
+        current = activation if layers.start else first_of(self._samples(step, microbatch)[0])
         if current is None:
             raise InternalError(f"forward of micro-batch {microbatch} on layers {layers} got no activation")
         current = self._on.brought(current)
@@ -378,12 +379,16 @@ class Stage(SummedStage):
         """Returns the seed of the random generator for a layer's forward pass; the loss is the one after the last."""
         return layer_seed(self._seed, step, microbatch, layer)
 
-    def _samples(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+    def _samples(self, step: int, microbatch: int) -> tuple[Inputs, Tensor]:
         if self._loaded is None or self._loaded[:2] != (step, microbatch):
             with working(WorkPhase.LOADING, microbatch=microbatch):
-                inputs, targets = self._load(step, microbatch)
-            self._loaded = (step, microbatch, (self._on.brought(inputs), self._on.brought(targets)))
+                loaded = self._load(step, microbatch)
+            self._loaded = (step, microbatch, self._brought(loaded))
         return self._loaded[2]
+
+    def _brought(self, loaded: tuple[Inputs, Tensor]) -> tuple[Inputs, Tensor]:
+        """Returns inputs and targets in the device's memory."""
+        return of_each(self._on.brought, loaded[0]), self._on.brought(loaded[1])
 
     def _beside(self, owned: Owned, step: int, microbatch: int) -> object | None:
         """Returns what a layer is given beside its input; before it is seeded: loading may draw random numbers."""
@@ -518,7 +523,7 @@ class Stage(SummedStage):
         Returns:
             What the next layer takes; from the last one the scores, by their names.
         """
-        current = self._to_evaluate(number)[0].clone() if value is None else self._on.brought(value)
+        current = first_of(self._to_evaluate(number)[0]).clone() if value is None else self._on.brought(value)
         for index in layers.indices:
             module = self._owned[index].module
             with working(WorkPhase.EVALUATION, layer=index, microbatch=number):
@@ -536,11 +541,10 @@ class Stage(SummedStage):
         with working(WorkPhase.EVALUATION, microbatch=number), self._cast():
             return scores_of(self._loss, self._evaluation.metrics, current, target, self._on)
 
-    def _to_evaluate(self, number: int) -> tuple[Tensor, Tensor]:
+    def _to_evaluate(self, number: int) -> tuple[Inputs, Tensor]:
         assert self._evaluation is not None, "else nothing is evaluated"
         if self._loaded_to_evaluate is None or self._loaded_to_evaluate[0] != number:
-            inputs, targets = self._evaluation.load(number)
-            self._loaded_to_evaluate = number, (self._on.brought(inputs), self._on.brought(targets))
+            self._loaded_to_evaluate = number, self._brought(self._evaluation.load(number))
         return self._loaded_to_evaluate[1]
 
     # --- audit --------------------------------------------------------------------------------------------------------
@@ -582,7 +586,7 @@ class Stage(SummedStage):
         if step is None:
             raise InternalError(f"layer {layer} is to be computed a second time, and no step is running")
         self._loaded = None
-        source = self._samples(step, microbatch)[0] if given.input is None else given.input
+        source = first_of(self._samples(step, microbatch)[0]) if given.input is None else given.input
         with working(WorkPhase.FORWARD, layer=layer, microbatch=microbatch):
             seed, beside = self._seed_of(step, microbatch, layer), self._beside(owned, step, microbatch)
             cell = self._run_layer(layer, owned, _cut(source, wants_gradient=layer > 0), seed, beside)

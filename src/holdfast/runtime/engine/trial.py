@@ -17,7 +17,7 @@ from torch import Tensor
 from holdfast.core.schedule import OpKind
 from holdfast.core.summing import add_up
 from holdfast.core.tensorspec import ItemSpec, TensorSpec
-from holdfast.data.items import item_spec, spec_of, stack
+from holdfast.data.items import Inputs, first_of, item_spec, of_each, spec_of, stack, tensors_of
 from holdfast.data.randomness import seed_host
 from holdfast.data.sampler import Dataset
 from holdfast.devices.device import HOST, Device
@@ -67,7 +67,7 @@ class _Ran:
 def try_model(
     model: Model,
     stage_of: Callable[[int], Stage],
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Inputs, Tensor],
     seed: int,
     device: Device = HOST,
     precision: torch.dtype | None = None,
@@ -89,7 +89,7 @@ def try_model(
     Cost: three forward passes, two backward passes and two updates. Of one layer at a time there are copies, and a
     graph.
     """
-    values = [batch[0]]
+    values = [first_of(batch[0])]
     for index in range(len(model.layers)):
         values.append(_forward(model, stage_of(index), index, values[index]))
         _check_stats(model, stage_of(index), index, *values[-2:])
@@ -186,7 +186,7 @@ def try_items(dataset: Dataset, indices: Iterable[int], seed: int) -> tuple[Item
     """Reads items twice; returns what every item is like, and which are not the same when they are read again.
 
     Raises:
-        ConfigError: an item cannot be read, is no pair of tensors, or is not like the others; names it.
+        ConfigError: an item cannot be read, is no pair of inputs and a target, or is not like the others; names it.
     """
     known, told = None, []
     for index in dict.fromkeys(indices):
@@ -196,9 +196,10 @@ def try_items(dataset: Dataset, indices: Iterable[int], seed: int) -> tuple[Item
             with theirs(f"data: item {index} of {len(dataset)} cannot be read"):
                 item = dataset[index]
             pairs.append(stack((index,), (item,), known))
-        if not _same(*pairs):
+        if not _same(*((*tensors_of(inputs), target) for inputs, target in pairs)):
             told.append(f"data: item {index} is not the same when it is read again: {_UNSEEDED}")
-        known = item_spec((pairs[0][0][0], pairs[0][1][0]))
+        inputs, target = pairs[0]
+        known = item_spec((of_each(lambda each: each[0], inputs), target[0]))
     assert known is not None, "there is at least one item"
     return known, tuple(told)
 

@@ -97,7 +97,7 @@ def _accompany(spec: WorkerSpec, ranks: Ranks) -> None:
     data = cache(lambda: build_dataset(spec.job))
 
     def make(number: int, owned: tuple[int, ...]) -> ShardedStage:
-        options = stage_options(spec.job, build_model(spec.job), owned, spec.boundaries, spec.item, data)
+        options = stage_options(spec.job, build_model(spec.job, data), owned, spec.boundaries, spec.item, data)
         return _sharded(ranks, number, spec.job.grid.microbatch_size, **options)
 
     Companion(ranks, make).follow()

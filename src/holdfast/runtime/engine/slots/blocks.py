@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.items import Inputs, first_of
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.slots.frames import Call, Given, Way, generators_kept
 
@@ -31,7 +32,7 @@ class _Seen:
     returned: list[Any] = field(default_factory=list)
 
 
-def find_blocks(whole: nn.Module, call: Call, inputs: Tensor, count: int | None = None) -> tuple[str, Way]:
+def find_blocks(whole: nn.Module, call: Call, inputs: Inputs, count: int | None = None) -> tuple[str, Way]:
     """Returns the path of the list of a module's blocks, and how they hand on the hidden state.
 
     Args:
@@ -55,7 +56,7 @@ def find_blocks(whole: nn.Module, call: Call, inputs: Tensor, count: int | None 
     if more:
         raise ConfigError(f"{kind} has several lists of {longest} blocks, {path} and {more[0]}; expected one")
     seen = _Seen()
-    with torch.no_grad(), generators_kept(inputs.device), _watched(wanted[path], seen):
+    with torch.no_grad(), generators_kept(first_of(inputs).device), _watched(wanted[path], seen):
         call(whole, inputs)
     if seen.ran != list(range(longest)):
         twice = next((number for number in seen.ran if seen.ran.count(number) > 1), None)

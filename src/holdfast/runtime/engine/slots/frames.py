@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.items import Inputs
 from holdfast.errors import ConfigError
 
 __all__ = ["Call", "Frame", "Given", "Halt", "Way", "generators", "generators_kept"]
 
-Call: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+Call: TypeAlias = Callable[[nn.Module, Inputs], Tensor]
 """Runs a module on the inputs of a micro-batch; returns its output."""
 
 
@@ -145,7 +146,7 @@ class Frame:
         for module, name, shape in self._zeros:
             module.__dict__[name] = _zeros(change(_zeros(module.__dict__[name], torch.Size())), shape)
 
-    def run(self, call: Call, inputs: Tensor, reached: Callable[[int, Given], Any]) -> Tensor | None:
+    def run(self, call: Call, inputs: Inputs, reached: Callable[[int, Given], Any]) -> Tensor | None:
         """Runs the module on a micro-batch; returns its output, or None if a slot has halted it.
 
         Args:

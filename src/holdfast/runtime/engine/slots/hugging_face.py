@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's transformers, which is asked for only where a job has one.
+"""Models of Hugging Face's transformers, which is asked for only where a job has one.
 
 Nothing is fetched from a network, and no code that comes with a model is run.
 """
@@ -6,58 +6,58 @@ Nothing is fetched from a network, and no code that comes with a model is run.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.items import Inputs
 from holdfast.errors import ConfigError, installing
 from holdfast.runtime.engine.foreign import theirs
-from holdfast.runtime.engine.slots.blocks import find_blocks
-from holdfast.runtime.engine.slots.split import split
-from holdfast.runtime.engine.slots.whole import check_equal
+from holdfast.runtime.engine.slots.whole import Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from holdfast.config.job import HuggingFaceModel
-    from holdfast.runtime.engine.model import Loss
-    from holdfast.runtime.engine.slots.frames import Way
 
-__all__ = ["causal_layers", "check_whole", "check_words", "save", "sources"]
+__all__ = ["check_words", "save", "sources", "whole"]
 
 _NO_CODE = {"trust_remote_code": False}
 _END_BYTES = 1 << 20
+_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "image-classification": "AutoModelForImageClassification",
+}
+"""Transformers' classes, by task."""
 
 
-def causal_layers(model: HuggingFaceModel) -> tuple[nn.Module, ...]:
-    """Returns the layers of a model, each of which has its parameters under transformers' names; float32.
+def whole(model: HuggingFaceModel) -> Whole:
+    """Returns a model that is to be cut; float32.
 
     Initial weights are drawn from torch's generator as it stands, unless they are read.
 
     Raises:
-        ConfigError: transformers is not there; or it cannot make the model, or the model cannot be cut.
+        ConfigError: transformers is not there; or it cannot make the model.
     """
-    whole = _whole(model)
-    with theirs(f"model: {type(whole).__name__} cannot be cut"):
-        return _layers(whole, _blocks(whole))
-
-
-def check_whole(
-    model: HuggingFaceModel, batch: tuple[Tensor, Tensor], loss: Loss, precision: torch.dtype | None = None
-) -> None:
-    """Checks that the layers of a model give the bits of the whole, in such numbers.
-
-    Raises:
-        ConfigError: they do not; or see :func:`causal_layers`.
-    """
-    whole = _whole(model)
-    found = _blocks(whole)
-    with theirs(f"model: {type(whole).__name__} failed on a micro-batch"):
-        check_equal(whole, _layers(whole, found), found[0], _logits, batch, loss, precision)
+    made, drawn = _made(model)
+    options = {"use_cache": False} if "use_cache" in inspect.signature(made.forward).parameters else {}
+    return Whole(
+        module=made,
+        call=partial(_logits, options),
+        count=getattr(made.config, "num_hidden_layers", None),
+        notes=(f"model.weights: drawn from the seed, as {model.weights} does not have them: {', '.join(drawn)}",)
+        if drawn
+        else (),
+    )
 
 
 def check_words(model: HuggingFaceModel, words: int) -> None:
@@ -80,15 +80,15 @@ def save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -
         folder: where to.
     """
     with torch.device("meta"):
-        whole: Any = _whole(model, read=False)
-    found = whole.load_state_dict(dict(weights), strict=False, assign=True)
-    whole.tie_weights()
-    missing = [name for name, parameter in whole.named_parameters() if parameter.is_meta]
+        made, _ = _made(model, read=False)
+    found = made.load_state_dict(dict(weights), strict=False, assign=True)
+    made.tie_weights()
+    missing = [name for name, parameter in made.named_parameters() if parameter.is_meta]
     if missing or found.unexpected_keys:
         names = ", ".join([*missing, *found.unexpected_keys][:3])
         raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
-    whole.config.use_cache = True
-    whole.save_pretrained(folder)
+    made.config.use_cache = True
+    made.save_pretrained(folder)
 
 
 def sources(model: HuggingFaceModel) -> dict[str, str]:
@@ -121,22 +121,9 @@ def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
-def _layers(whole: nn.Module, found: tuple[str, Way]) -> tuple[nn.Module, ...]:
-    return split(whole, *found, _logits, _tokens())
-
-
-def _blocks(whole: Any) -> tuple[str, Way]:
-    with theirs(f"model: {type(whole).__name__} failed on a few tokens"):
-        return find_blocks(whole, _logits, _tokens(), getattr(whole.config, "num_hidden_layers", None))
-
-
-def _tokens() -> Tensor:
-    """By which models are cut: any do, and all models have these."""
-    return torch.arange(8).remainder(4)[None]
-
-
-def _logits(module: nn.Module, tokens: Tensor) -> Tensor:
-    found: Tensor = module(input_ids=tokens, use_cache=False).logits
+def _logits(options: Mapping[str, bool], module: nn.Module, inputs: Inputs) -> Tensor:
+    named = inputs if isinstance(inputs, dict) else {cast(str, module.main_input_name): inputs}
+    found: Tensor = module(**named, **options).logits
     return found
 
 
@@ -159,26 +146,33 @@ def _configured(model: HuggingFaceModel) -> tuple[Any, Any]:
             named = dict(model.config)
             config = library.AutoConfig.for_model(named.pop("model_type", ""), **named)
         config.use_cache = False
+        if model.labels is not None:
+            config.num_labels = model.labels
     return library, config
 
 
-def _whole(model: HuggingFaceModel, *, read: bool = True) -> nn.Module:
+def _made(model: HuggingFaceModel, *, read: bool = True) -> tuple[Any, tuple[str, ...]]:
+    """Returns the model, and the names of the weights that are drawn though others are read."""
     library, config = _configured(model)
     options = {"dtype": torch.float32, **({"attn_implementation": model.attention} if model.attention else {})}
-    made = library.AutoModelForCausalLM
+    kind = getattr(library, _CLASSES[model.task])
     if model.weights is None or not read:
         with theirs("model.config"):
-            whole = made.from_config(config, **_NO_CODE, **options)
-    else:
-        with theirs(f"model.weights: {model.weights}"):
-            files = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
-            whole, told = made.from_pretrained(model.weights, config=config, **files, **_NO_CODE, **options)
-        for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if told.get(what):
-                first, kind = min(map(str, told[what])), what.replace("_", " ")
-                raise ConfigError(
-                    f"model.weights: {model.weights}: {kind}, such as {first}; expected all weights of a model of that "
-                    "config, and no others"
-                )
-    trained: nn.Module = whole.train()
-    return trained
+            return kind.from_config(config, **_NO_CODE, **options).train(), ()
+    with theirs(f"model.weights: {model.weights}"):
+        files = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+        made, told = kind.from_pretrained(model.weights, config=config, **files, **_NO_CODE, **options)
+    of_others = (lambda _: False) if model.task == "causal-lm" else _of_a_task(made)
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if wrong := [name for name in map(str, told.get(what) or ()) if not of_others(name)]:
+            raise ConfigError(
+                f"model.weights: {model.weights}: {what.replace('_', ' ')}, such as {min(wrong)}; expected all weights "
+                "of a model of that config, and no others"
+            )
+    return made.train(), tuple(sorted(map(str, told.get("missing_keys") or ())))
+
+
+def _of_a_task(made: Any) -> Callable[[str], bool]:
+    """Says of names of weights whether they are of what a model has for its task alone: those may be of another."""
+    base = made.base_model_prefix
+    return lambda name: not name.startswith(f"{base}.") or name.startswith(f"{base}.pooler.")

@@ -12,13 +12,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.items import Inputs, first_of
 from holdfast.runtime.engine.model import WithContext
 from holdfast.runtime.engine.slots.frames import Call, Frame, Given, Halt, Way, generators, generators_kept
 
-__all__ = ["split"]
+__all__ = ["Alone", "split"]
 
 
-def split(whole: nn.Module, path: str, way: Way, call: Call, inputs: Tensor) -> tuple[nn.Module, ...]:
+def split(whole: nn.Module, path: str, way: Way, call: Call, inputs: Inputs) -> tuple[nn.Module, ...]:
     """Returns a module's layers, whose parameters have its own names, and are its own.
 
     Args:
@@ -32,8 +33,9 @@ def split(whole: nn.Module, path: str, way: Way, call: Call, inputs: Tensor) -> 
     others = [parameter for parameter in whole.parameters() if id(parameter) not in within]
     every = {id(parameter) for parameter in others}
     probe = Frame(whole, path, every)
-    with generators_kept(inputs.device), torch.enable_grad(), _all_trained(others):
-        hidden = _Front(probe, way, call)(inputs)
+    first = first_of(inputs)
+    with generators_kept(first.device), torch.enable_grad(), _all_trained(others):
+        hidden = _Front(probe, way, call)(first, inputs)
         before = _reached(hidden, others)
         behind = _reached(_Head(probe, way, call)(hidden.detach().requires_grad_(), inputs), others)
     recorder = _Recorder(Frame(whole, path, ()), way, call)
@@ -69,16 +71,17 @@ class _Recorder:
 
     def __init__(self, frame: Frame, way: Way, call: Call) -> None:
         self._frame, self._way, self._call = frame, way, call
-        self._last: tuple[Tensor, list[Given]] | None = None
+        self._last: tuple[Inputs, list[Given]] | None = None
 
-    def given(self, inputs: Tensor, number: int) -> Given:
+    def given(self, inputs: Inputs, number: int) -> Given:
         """Returns that of a block, of a micro-batch; all blocks of one are asked for together."""
         if self._last is None or self._last[0] is not inputs:
             self._last = inputs, self._record(inputs)
         return self._last[1][number]
 
-    def _record(self, inputs: Tensor) -> list[Given]:
+    def _record(self, inputs: Inputs) -> list[Given]:
         found: list[Given] = []
+        device = first_of(inputs).device
 
         def note(number: int, given: Given) -> Any:
             found.append(self._way.put(None, given))
@@ -86,9 +89,9 @@ class _Recorder:
                 raise Halt
             return self._way.returned(self._way.taken(given))
 
-        self._frame.module.to(inputs.device)
-        self._frame.move(lambda zero: zero.to(inputs.device))
-        with torch.no_grad(), generators_kept(inputs.device):
+        self._frame.module.to(device)
+        self._frame.move(lambda zero: zero.to(device))
+        with torch.no_grad(), generators_kept(device):
             self._frame.run(self._call, inputs, note)
         return found
 
@@ -111,7 +114,7 @@ class _Block(WithContext):
         at.add_module(last, block)
         self.__dict__.update(block=block, way=way, recorder=recorder, number=number)
 
-    def context(self, inputs: Tensor) -> Given:
+    def context(self, inputs: Inputs) -> Given:
         """See WithContext."""
         return self.recorder.given(inputs, self.number)
 
@@ -122,55 +125,79 @@ class _Block(WithContext):
         return self.way.found(self.block(*given.positional, **given.named))
 
 
-class _Around(nn.Module):
-    """A layer that is a frame: its parts are the frame's."""
+class _Of(WithContext):
+    """A layer that runs a module on the inputs of the micro-batch: its parts are the module's."""
+
+    module: nn.Module
+    call: Call
+
+    def __init__(self, module: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.__dict__.update(module=module, call=call)
+        self.__dict__.update(_modules=module._modules, _parameters=module._parameters, _buffers=module._buffers)
+        self.__dict__["_non_persistent_buffers_set"] = module._non_persistent_buffers_set
+
+    def context(self, inputs: Inputs) -> Inputs:
+        """See WithContext."""
+        return inputs
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the module's mode, too."""
+        super().train(mode)
+        self.module.train(mode)
+        return self
+
+
+class Alone(_Of):
+    """A module as the only layer.
+
+    Args:
+        module: the module.
+        call: runs it.
+    """
+
+    def forward(self, _: Tensor, context: Inputs | None = None) -> Tensor:
+        """Returns the module's output."""
+        assert context is not None, "whoever runs it has asked for it"
+        return self.call(self.module, context)
+
+
+class _Around(_Of):
+    """A layer that runs a frame."""
 
     frame: Frame
     way: Way
-    call: Call
 
     def __init__(self, frame: Frame, way: Way, call: Call) -> None:
-        super().__init__()
-        module = frame.module
-        self.__dict__.update(frame=frame, way=way, call=call)
-        self.__dict__.update(_modules=module._modules, _parameters=module._parameters, _buffers=module._buffers)
-        self.__dict__["_non_persistent_buffers_set"] = module._non_persistent_buffers_set
+        super().__init__(frame.module, call)
+        self.__dict__.update(frame=frame, way=way)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.frame.move(fn)
         return self
 
-    def train(self, mode: bool = True) -> Self:
-        """Sets the frame's mode, too."""
-        super().train(mode)
-        self.frame.module.train(mode)
-        return self
-
 
 class _Front(_Around):
     """What comes before the blocks."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, _: Tensor, context: Inputs | None = None) -> Tensor:
         """Returns what the first block would be given."""
+        assert context is not None, "whoever runs it has asked for it"
         found: list[Tensor] = []
 
         def stop(_: int, given: Given) -> Any:
             found.append(self.way.taken(given))
             raise Halt
 
-        self.frame.run(self.call, inputs, stop)
+        self.frame.run(self.call, context, stop)
         return found[0]
 
 
-class _Head(_Around, WithContext):
+class _Head(_Around):
     """What comes behind the blocks. What comes before them runs, too, for nothing, and nothing is drawn for it."""
 
-    def context(self, inputs: Tensor) -> Tensor:
-        """See WithContext."""
-        return inputs
-
-    def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
+    def forward(self, value: Tensor, context: Inputs | None = None) -> Tensor:
         """Returns the module's output, given what the last block returned."""
         assert context is not None, "whoever runs it has asked for it"
         put_back = generators(value.device)

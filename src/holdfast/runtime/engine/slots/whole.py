@@ -1,20 +1,100 @@
-"""Whether the layers of a module give the bits of the whole: its output, and the gradient of each parameter."""
+"""A module that is cut at its blocks, and whether its layers give its bits: its output, and every gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.items import Inputs, first_of
 from holdfast.errors import ConfigError
+from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Loss, WithContext, check_loss
 from holdfast.runtime.engine.precision import cast_to
-from holdfast.runtime.engine.slots.frames import Call
+from holdfast.runtime.engine.slots.blocks import find_blocks
+from holdfast.runtime.engine.slots.frames import Call, Way
+from holdfast.runtime.engine.slots.split import Alone, split
 from holdfast.runtime.tensors import same_bits
 
-__all__ = ["check_equal"]
+__all__ = ["Whole", "called", "check_equal"]
+
+
+def called(module: nn.Module, inputs: Inputs) -> Tensor:
+    """Returns the output of a module whose forward pass takes a tensor, or tensors by the names of its arguments.
+
+    Raises:
+        ConfigError: it returns something else than a tensor.
+    """
+    output = module(**inputs) if isinstance(inputs, dict) else module(inputs)
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"{type(module).__name__} returned a {type(output).__name__}; expected one tensor, which the loss is given"
+        )
+    return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A module that is to be cut.
+
+    Attributes:
+        module: the module.
+        call: runs it.
+        count: how many blocks it has; None: as many as its longest list of modules.
+        notes: what a person should know of it.
+    """
+
+    module: nn.Module
+    call: Call = called
+    count: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def layers(self, inputs: Inputs) -> tuple[nn.Module, ...]:
+        """Returns its layers, which have its parameters under its names.
+
+        Args:
+            inputs: of some micro-batch, on which it is run to see where its blocks are.
+
+        Raises:
+            ConfigError: it fails, or cannot be cut.
+        """
+        path, way = self._blocks(inputs)
+        return self._layers(path, way, inputs)
+
+    def one(self) -> tuple[nn.Module, ...]:
+        """Returns it as the only layer."""
+        return (Alone(self.module, self.call),)
+
+    def check(self, batch: tuple[Inputs, Tensor], loss: Loss, precision: torch.dtype | None = None) -> None:
+        """Checks that its layers, one after another, give its bits; each part runs under a seed of its own.
+
+        Args:
+            batch: inputs and targets of a micro-batch.
+            loss: of its output.
+            precision: of what autocast makes all that; None: as it is written.
+
+        Raises:
+            ConfigError: something differs; names the first thing that does. Or see ``layers``.
+        """
+        path, way = self._blocks(batch[0])
+        layers = self._layers(path, way, batch[0])
+        with theirs(f"model: {self._kind} failed on a micro-batch"):
+            check_equal(self.module, layers, path, self.call, batch, loss, precision)
+
+    @property
+    def _kind(self) -> str:
+        return type(self.module).__name__
+
+    def _blocks(self, inputs: Inputs) -> tuple[str, Way]:
+        with theirs(f"model: {self._kind} failed on a micro-batch"):
+            return find_blocks(self.module, self.call, inputs, self.count)
+
+    def _layers(self, path: str, way: Way, inputs: Inputs) -> tuple[nn.Module, ...]:
+        with theirs(f"model: {self._kind} cannot be cut"):
+            return split(self.module, path, way, self.call, inputs)
 
 
 def check_equal(
@@ -22,7 +102,7 @@ def check_equal(
     layers: Sequence[nn.Module],
     path: str,
     call: Call,
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Inputs, Tensor],
     loss: Loss,
     precision: torch.dtype | None = None,
 ) -> None:
@@ -44,7 +124,7 @@ def check_equal(
     named = {name: each for name, each in whole.named_parameters() if each.requires_grad}
     with _seeded(whole, path):
         _seed(0)
-        with cast_to(precision, inputs.device):
+        with cast_to(precision, first_of(inputs).device):
             expected = call(whole, inputs)
             total = check_loss(loss(expected, targets))
         wanted = torch.autograd.grad(total, [*named.values()], allow_unused=True)
@@ -61,20 +141,21 @@ def check_equal(
 
 
 def _layer_by_layer(
-    layers: Sequence[nn.Module], inputs: Tensor, loss: Callable[[Tensor], Tensor], precision: torch.dtype | None
+    layers: Sequence[nn.Module], inputs: Inputs, loss: Callable[[Tensor], Tensor], precision: torch.dtype | None
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Returns the output, and the gradient of each parameter, by its identity."""
     cells: list[tuple[Tensor, Tensor]] = []
-    value = inputs
+    value = first_of(inputs)
+    device = value.device
     for number, layer in enumerate(layers):
         source = value.detach().requires_grad_(number > 0)
-        with cast_to(precision, inputs.device):
+        with cast_to(precision, device):
             beside = (layer.context(inputs),) if isinstance(layer, WithContext) else ()
             _seed(number)
             value = layer(source, *beside)
         cells.append((source, value))
     output = value.detach().requires_grad_()
-    with cast_to(precision, inputs.device):
+    with cast_to(precision, device):
         total = loss(output)
     (gradient,) = torch.autograd.grad(total, [output])
     sums: dict[int, Tensor] = {}
