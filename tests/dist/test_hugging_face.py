@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from holdfast.cli.main import main
 from holdfast.config.load import dump_job
@@ -30,12 +30,36 @@ def test_a_model_that_is_cut_survives_with_the_bits_of_one_worker_and_is_read_by
     survived = runs.train("llama", *FAULTS)
     assert survived.unfired == ()
     assert survived.weights_sha256 == runs.train("llama", overrides=ALONE).weights_sha256
+    read = AutoModelForCausalLM.from_pretrained(survived.run_dir / "final")
+    assert {path.stat().st_mode & 0o777 for path in (survived.run_dir / "final").iterdir()} == {0o600}
     assert main(["export", str(survived.run_dir), "--to", str(tmp_path / "made")]) == 0
-    read = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
+    for name in ("model.safetensors", "config.json"):
+        made, final = ((folder / name).read_bytes() for folder in (tmp_path / "made", survived.run_dir / "final"))
+        assert made == final
     paths = sorted((survived.run_dir / "final").glob("layer-*.safetensors"))
     trained = {name: each for path in paths for name, each in load_layer(path).parameters.items()}
     assert {name for name, _ in read.named_parameters()} == trained.keys()
     assert all(torch.equal(each, trained[name]) for name, each in read.named_parameters())
+
+
+def test_a_model_that_cannot_be_written_is_told_and_the_layers_are_there(runs, tmp_path):
+    """A folder is where a file is to be: all is trained, and `holdfast export` writes the model elsewhere."""
+    run_dir = tmp_path / "run"
+    job = tmp_path / "job.yaml"
+    job.write_text(dump_job(runs.job("llama", ("train.steps=200",))))
+    line = [sys.executable, "-m", "holdfast", "train", str(job), "--run-dir", str(run_dir)]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as training:
+        until(lambda: (run_dir / "events.jsonl").exists())
+        (run_dir / "final" / "config.json").mkdir(parents=True)
+        _, said = training.communicate(timeout=LIMIT_S)
+    assert training.returncode == 0, said
+    assert f"{run_dir / 'final'}: transformers' own files could not be written: " in said
+    assert {path.name for path in (run_dir / "final").glob("[!l]*")} <= {
+        "config.json",
+        "model.safetensors",
+        "generation_config.json",
+    }
+    assert main(["export", str(run_dir), "--to", str(tmp_path / "made")]) == 0
 
 
 def test_it_survives_in_bfloat16_too(runs):
@@ -47,10 +71,9 @@ def test_it_survives_in_bfloat16_too(runs):
     assert survived.weights_sha256 != runs.train("llama", overrides=ALONE).weights_sha256
 
 
-def test_training_goes_on_from_weights_that_transformers_has_written(runs, tmp_path):
+def test_training_goes_on_from_weights_that_transformers_has_written(runs):
     first = runs.train("llama")
-    assert main(["export", str(first.run_dir), "--to", str(tmp_path / "made")]) == 0
-    begun = f"model.config={tmp_path / 'made'}", f"model.weights={tmp_path / 'made'}"
+    begun = f"model.config={first.run_dir / 'final'}", f"model.weights={first.run_dir / 'final'}"
     further = runs.train("llama", "kill:0.1@2:forward", overrides=begun)
     assert further.unfired == ()
     assert further.weights_sha256 == runs.train("llama", overrides=(*begun, *ALONE)).weights_sha256
@@ -60,6 +83,7 @@ def test_training_goes_on_from_weights_that_transformers_has_written(runs, tmp_p
 def test_a_text_is_read_by_a_tokenizer_once(runs, tmp_path):
     """By whoever tries the job; every worker finds what came of it, also one that comes anew."""
     import tokenizers
+    from transformers import AutoTokenizer
 
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} is followed by {n + 1}, and so on\n" for n in range(2000)))
@@ -70,6 +94,8 @@ def test_a_text_is_read_by_a_tokenizer_once(runs, tmp_path):
     made.save(str(tmp_path / "words" / "tokenizer.json"))
     read = (f"data.path={text}", f"data.tokenizer={tmp_path / 'words'}")
     survived = _in_its_own_cache(runs, tmp_path, read, FAULTS)
+    final = AutoTokenizer.from_pretrained(tmp_path / f"run-{len(read)}" / "final")
+    assert final("7 is followed by 8")["input_ids"] == made.encode("7 is followed by 8").ids
     assert len([*(tmp_path / "cache").rglob("*.tokens")]) == 1
     assert survived == _in_its_own_cache(runs, tmp_path, (*read, *ALONE), ())
 

@@ -226,6 +226,10 @@ class ScriptModel(_Section, tag="script", frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
 
 
+BYTES = "bytes"
+"""Says of texts that a token is a byte."""
+
+
 class TextData(_Section, tag="text", frozen=True, kw_only=True):
     """Text files, as bytes or as tokens.
 
@@ -237,7 +241,7 @@ class TextData(_Section, tag="text", frozen=True, kw_only=True):
 
     path: str
     context: Positive | None = None
-    tokenizer: str = "bytes"
+    tokenizer: str = BYTES
 
 
 class DigitsData(_Section, tag="digits", frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from holdfast.config.load import load_job
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, load_layer
 from holdfast.runtime.engine.build import build_optimizer
+from holdfast.runtime.hardening import settle
 from holdfast.runtime.loop.prepared import ToldState, told_state
 from holdfast.runtime.resume import parse_resume
 from holdfast.runtime.rundir import job_files
@@ -182,16 +182,16 @@ def _of_job(states: Sequence[LayerState], job: Job) -> Exported:
         optimizers.append(_optimizer(made.param_groups, [trained], entries))
     except ConfigError as error:
         notes = (f"the optimizer cannot be made, and is not there: {error}",)
-    save = partial(_save, job.model, named) if isinstance(job.model, HuggingFaceModel) else None
+    save = partial(_save, job, named) if isinstance(job.model, HuggingFaceModel) else None
     return Exported(
         step=states[0].step, model=named, optimizers=optimizers, schedulers=[], objects=[], save=save, notes=notes
     )
 
 
-def _save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+def _save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
     from holdfast.runtime.engine.slots.hugging_face import save
 
-    save(model, weights, folder)
+    save(job, weights, folder)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def write(exported: Exported, to: Path) -> None:
                     named = {name: value.clone() for name, value in exported.model.items()}
                     save_file(named, made / "model.safetensors")
                 torch.save(exported.besides(), made / "optimizer.pt")
-            _settle(made)
+            settle(made)
             check_target(to)
             made.rename(to)
         synchronise(to.parent)
@@ -254,13 +254,3 @@ def _beside(to: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _settle(made: Path) -> None:
-    """Makes files private, and has them on the disk."""
-    for path in sorted(made.iterdir()) if made.is_dir() else (made,):
-        path.chmod(0o600)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    if made.is_dir():
-        synchronise(made)

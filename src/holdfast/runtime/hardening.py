@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.storage.blobs import synchronise
 
 __all__ = [
     "PART",
@@ -116,6 +117,16 @@ def make_private(folder: Path) -> None:
 def create_private(path: str, flags: int) -> int:
     """Opens a file as ``open`` asks its ``opener`` to; if it is made, only its user can read it."""
     return os.open(path, flags, 0o600)
+
+
+def settle(made: Path) -> None:
+    """Makes a file private, or those of a folder, and has them on the disk."""
+    for path in sorted(made.iterdir()) if made.is_dir() else (made,):
+        path.chmod(0o600)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if made.is_dir():
+        synchronise(made)
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -41,7 +41,7 @@ def test_pairs_stay_as_they_are():
 
 def test_what_has_no_labels_is_refused_by_its_keys():
     with pytest.raises(
-        ConfigError, match="^data: item 0 has the keys input_ids, idx; expected labels among them, or a pair"
+        ConfigError, match=r"^data: item 0 has the keys input_ids, idx; expected labels among them, or a pair"
     ):
         _ = Labelled([{"input_ids": [1], "idx": 3}], follows=False)[0]
     with pytest.raises(

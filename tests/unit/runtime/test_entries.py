@@ -12,7 +12,7 @@ ALL = [value for module in (entries, processes) for value in vars(module).values
 
 
 def test_all_are_found():
-    assert len(ALL) == 15
+    assert len(ALL) == 16
 
 
 @pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)

@@ -209,7 +209,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("holdfast.runtime.exporting.os.fsync", full)
+    monkeypatch.setattr("holdfast.runtime.hardening.os.fsync", full)
     for to in ("model.pt", "kept"):
         with pytest.raises(ConfigError, match="cannot be written: No space left"):
             write(found, tmp_path / to)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from holdfast.config.job import HuggingFaceModel
+from holdfast.config.job import DigitsData, Grid, HuggingFaceModel, Job, Train
 from holdfast.core.tensorspec import NO_TARGET
 from holdfast.data.items import stack
 from holdfast.data.labelled import Labelled
@@ -61,6 +61,16 @@ def batch(size=2, length=12):
 
 def layers_of(model):
     return whole(model).layers(batch()[0])
+
+
+def job_of(model):
+    return Job(
+        name="saved",
+        model=model,
+        data=DigitsData(),
+        grid=Grid(pipelines=1, stages=1, microbatches=1),
+        train=Train(steps=1),
+    )
 
 
 def model(family, **options):
@@ -224,7 +234,7 @@ def test_what_is_saved_is_read_again_by_transformers_and_by_us(family, tmp_path)
 
     torch.manual_seed(3)
     layers = layers_of(model(family))
-    save(model(family), {name: each for layer in layers for name, each in layer.named_parameters()}, tmp_path)
+    save(job_of(model(family)), {name: each for layer in layers for name, each in layer.named_parameters()}, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     ours = {name: each for layer in layers for name, each in layer.named_parameters()}
     assert {name for name, _ in theirs.named_parameters()} <= ours.keys()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.config.job import (
+    BYTES,
     BertModel,
     BreastCancerData,
     ConvnetModel,
@@ -95,7 +96,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
-_BYTES = "bytes"
 _DATA = -1
 """Loading is seeded as if it were the layer before the first."""
 
@@ -216,7 +216,7 @@ def _layers_of(built: object, target: str) -> list[nn.Module]:
             f"model.target: {target} returned one module, a {type(built).__name__}; expected its layers in order, as a "
             "list in which each takes what the one before returned"
             + (f" (its parts: {parts})" if parts else "")
-            + "; or model.split: blocks, by which it is cut at its longest ModuleList, or none, by which it is one layer"
+            + "; or model.split: blocks, by which it is cut at its longest ModuleList, or none: it is one layer"
         )
     if isinstance(built, str | Mapping | torch.Tensor) or not isinstance(built, Iterable):
         raise ConfigError(
@@ -265,7 +265,7 @@ def build_dataset(job: Job) -> Any:
                 raise ConfigError(
                     "data.context: this model does not say how many bytes or tokens a sample has; expected the number"
                 )
-            return Text(path, context=context) if tokenizer == _BYTES else Tokens(path, tokenizer, context)
+            return Text(path, context=context) if tokenizer == BYTES else Tokens(path, tokenizer, context)
         case DigitsData():
             return Digits()
         case TinyImageNetData(path=path):

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.config.job import HuggingFaceModel, Job
 from holdfast.control.messages import Ended, Progress
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError, StorageError, describe_exit
@@ -16,11 +17,11 @@ from holdfast.plain import one_line
 from holdfast.runtime.launch.briefing import Briefing
 from holdfast.runtime.node.agent import NodeAgent
 from holdfast.runtime.node.children import Child
-from holdfast.runtime.node.entries import DIGEST
+from holdfast.runtime.node.entries import DIGEST, MODEL
 from holdfast.runtime.node.local import LOOK_S, Asking, LocalProcesses
 from holdfast.storage.blobs import open_store
 
-__all__ = ["JobOutcome", "delete_logs", "outcome_of", "tell_preempted", "with_hashes"]
+__all__ = ["JobOutcome", "delete_logs", "outcome_of", "tell_preempted", "with_hashes", "write_model"]
 
 _WHY = 200
 _HASHED_PER_S = 10e6
@@ -78,7 +79,10 @@ def outcome_of(briefing: Briefing, ended: Ended, agent: NodeAgent, restarts: int
     if ended.outcome != "done":
         return outcome
     if hashes:
-        outcome = with_hashes(outcome, agent.local, emulated=briefing.request.emulate is not None)
+        emulated = briefing.request.emulate is not None
+        outcome = with_hashes(outcome, agent.local, emulated=emulated)
+        if isinstance(briefing.job.model, HuggingFaceModel) and not emulated:
+            write_model(briefing.job, outcome.directory, agent.local)
     if briefing.job.loops:
         failed = _await_scripts(ended.members, agent.group.newest, agent.local)
         outcome = replace(outcome, scripts_failed=failed)
@@ -143,6 +147,20 @@ def _bytes_in(directory: Path) -> int:
         return sum(path.stat().st_size for path in directory.iterdir())
     except OSError:
         return 0
+
+
+def write_model(job: Job, directory: str, local: LocalProcesses) -> None:
+    """Has a model of transformers' written as that reads it, beside the layers; what goes wrong over it is told."""
+    local.start_server()
+    local.teller.prepare_quietly("writing the model as transformers reads it")
+    limit_s = local.start_s + _bytes_in(Path(directory)) / _HASHED_PER_S
+    try:
+        local.ask(MODEL, job, directory, asking=Asking(limit_s=limit_s, overdue=_LATE))
+    except HoldfastError as error:  # all is trained and saved
+        why = one_line(str(error), _WHY)
+        local.teller.say(f"{directory}: transformers' own files could not be written: {why}; holdfast export does it")
+    finally:
+        local.teller.prepared()
 
 
 def _await_scripts(members: Iterable[WorkerId], newest: Iterable[Child], local: LocalProcesses) -> tuple[str, ...]:

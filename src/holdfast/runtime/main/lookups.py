@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,15 +20,19 @@ from holdfast.config.job import Job, ScriptModel
 from holdfast.devices.device import Device
 from holdfast.devices.named import arithmetic, check_alike, choose
 from holdfast.errors import ConfigError, WorkFailed
-from holdfast.optim.digest import digest_run
+from holdfast.optim.digest import digest_run, load_layer
 from holdfast.runtime.engine.build import in_steps, probe
 from holdfast.runtime.engine.device_of import device_of
+from holdfast.runtime.hardening import settle
 from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find
 from holdfast.runtime.specs import Fit, Probed, ResumeFrom, check_sources
 from holdfast.storage.checkpoints import Facts
 
-__all__ = ["answering", "run_digest", "run_find", "run_fit", "run_probe", "run_script_probe"]
+__all__ = ["answering", "run_digest", "run_find", "run_fit", "run_model", "run_probe", "run_script_probe"]
+
+_SAYS_WHAT_IT_IS = "config.json"
+"""Comes last: where it is, all is."""
 
 
 def run_probe(job: Job, workers: int, answer: Connection) -> None:
@@ -113,6 +118,28 @@ def run_digest(directory: str, answer: Connection) -> None:
 def _hashes(directory: Path) -> str:
     digest = digest_run(directory)
     return f"{digest.weights_sha256} {digest.state_sha256}"
+
+
+def run_model(job: Job, directory: str, answer: Connection) -> None:
+    """Writes a model of transformers' as that reads it, beside the layers that are saved in ``directory``."""
+    torch.set_num_threads(1)
+    answering(answer, lambda: _write_model(job, Path(directory)))
+
+
+def _write_model(job: Job, directory: Path) -> str:
+    from holdfast.runtime.engine.slots.hugging_face import save
+
+    states = [load_layer(path) for path in sorted(directory.glob("layer-*.safetensors"))]
+    weights = {name: each for state in states for name, each in (*state.parameters.items(), *state.buffers.items())}
+    try:
+        with tempfile.TemporaryDirectory(prefix=".model.tmp-", dir=directory) as folder:
+            save(job, weights, Path(folder))
+            settle(Path(folder))
+            for path in sorted(Path(folder).iterdir(), key=lambda path: path.name == _SAYS_WHAT_IT_IS):
+                path.replace(directory / path.name)
+    except OSError as error:
+        raise ConfigError(f"{error.strerror or error}") from error
+    return str(directory)
 
 
 def answering(answer: Connection, work: Callable[[], str]) -> None:

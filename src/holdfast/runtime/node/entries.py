@@ -16,6 +16,7 @@ __all__ = [
     "FIND",
     "FIT",
     "LIBRARY",
+    "MODEL",
     "PROBE",
     "SCRIPT",
     "SCRIPT_PROBE",
@@ -55,3 +56,4 @@ SCRIPT_PROBE = EntryPoint("probe", "holdfast.runtime.main.lookups:run_script_pro
 FIT = EntryPoint("probe", "holdfast.runtime.main.lookups:run_fit")
 FIND = EntryPoint("find", "holdfast.runtime.main.lookups:run_find")
 DIGEST = EntryPoint("digest", "holdfast.runtime.main.lookups:run_digest")
+MODEL = EntryPoint("model", "holdfast.runtime.main.lookups:run_model")

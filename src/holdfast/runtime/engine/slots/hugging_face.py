@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import shutil
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from holdfast.config.job import BYTES, HuggingFaceModel, TextData
 from holdfast.data.items import Inputs
 from holdfast.errors import ConfigError, installing
 from holdfast.runtime.engine.foreign import theirs
@@ -24,12 +26,13 @@ from holdfast.runtime.engine.slots.whole import Whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from holdfast.config.job import HuggingFaceModel
+    from holdfast.config.job import Job
 
 __all__ = ["check_words", "save", "sources", "whole"]
 
 _NO_CODE = {"trust_remote_code": False}
 _END_BYTES = 1 << 20
+_OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -71,14 +74,20 @@ def check_words(model: HuggingFaceModel, words: int) -> None:
         raise ConfigError(f"model.config: vocab_size is {known}, and the data have {words} tokens; expected no fewer")
 
 
-def save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes a model as transformers reads it, by ``from_pretrained(folder)``.
+def save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes a job's model, and its tokenizer, as transformers reads them, by ``from_pretrained(folder)``.
 
     Args:
-        model: which.
+        job: whose model.
         weights: of it, by transformers' names.
         folder: where to.
+
+    Raises:
+        ConfigError: transformers is not there, or another version of it than the one that has trained the model.
+        OSError: it cannot be written.
     """
+    model = job.model
+    assert isinstance(model, HuggingFaceModel), "others are not transformers'"
     with torch.device("meta"):
         made, _ = _made(model, read=False)
     found = made.load_state_dict(dict(weights), strict=False, assign=True)
@@ -89,6 +98,10 @@ def save(model: HuggingFaceModel, weights: Mapping[str, Tensor], folder: Path) -
         raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
     made.config.use_cache = True
     made.save_pretrained(folder)
+    if isinstance(job.data, TextData) and job.data.tokenizer != BYTES:
+        for path in (Path(job.data.tokenizer) / name for name in _OF_TOKENIZERS):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
 
 
 def sources(model: HuggingFaceModel) -> dict[str, str]:
