@@ -121,18 +121,25 @@ class SlurmCluster:
     def kill_node(self, node):
         """The node is gone, with all that runs there; Slurm is told, which otherwise finds out in minutes."""
         self._daemons[2 + self.nodes.index(node)].kill()
-        found = self.processes_of(node)
-        assert found, "something runs there"
-        self._kill(found, node)
+        assert self.processes_of(node), "something runs there"
+        self._kill(node)
         self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
 
-    def _kill(self, found, node):
-        """Slurm's own processes first: they would still tell how the others have ended, which no lost node does."""
-        while found:  # what is about to be started, too
-            for process in sorted(found, key=lambda each: not _is_slurms(each)):
+    def _kill(self, node):
+        """All at once, as no power does it: a process that outlives others would still tell how they have ended.
+
+        So does a daemon of a batch script, and of each ``srun`` a second process, which then cancels its step.
+        """
+        stopped = set()
+        while found := self.processes_of(node) - stopped:  # what is about to be started, too
+            for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            found = self.processes_of(node)
+                    process.suspend()
+            stopped |= found
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        until(lambda: not self.processes_of(node), f"the end of what runs on {node}")
 
     def close(self):
         """Ends all daemons and jobs, with what they have started."""
@@ -140,7 +147,7 @@ class SlurmCluster:
             daemon.kill()
             daemon.wait(LIMIT_S)
         for node in self.nodes:
-            self._kill(self.processes_of(node), node)
+            self._kill(node)
         for process in psutil.process_iter():  # that of a step whose processes have ended waits for a daemon
             with contextlib.suppress(psutil.Error):
                 ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
