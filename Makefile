@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-values test-processes test-alone test-newest test-oldest check format lint types contracts mutate soak bench bench-peers clean
+.PHONY: help install demo test test-values test-processes test-alone test-newest test-oldest check format lint types contracts mutate families soak bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ contracts: $(STAMP)
 
 mutate: $(STAMP)  ## change the code in 300 places, one at a time: does any test notice?
 	$(BIN)/python -m tools.mutate $(MUTATE_ARGS)
+
+families: $(STAMP)  ## which of transformers' causal language models can be cut: docs/families.md
+	$(BIN)/python -m tools.families
 
 soak: $(STAMP)  ## what `make test` leaves out; five rounds of real processes, 20,000 inputs per parser, 2,000 seeds, 5,000 orders of a device, 300 real faults in one run, 50 pauses
 	$(BIN)/python -m pytest -n auto --soak --timeout 7200 tests/property tests/fuzz tests/unit tests/contract tests/golden

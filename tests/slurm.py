@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -126,20 +127,23 @@ class SlurmCluster:
         self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=gone")
 
     def _kill(self, node):
-        """All at once, as no power does it: a process that outlives others would still tell how they have ended.
+        """As if its power were cut: nobody there sees, and tells, how another one has ended.
 
-        So does a daemon of a batch script, and of each ``srun`` a second process, which then cancels its step.
+        A daemon would tell how the job's script did; it is stopped first. Each ``srun`` has a second process, which
+        cancels the step when the first is gone, and would be woken by its end: they end as one group.
         """
-        stopped = set()
-        while found := self.processes_of(node) - stopped:  # what is about to be started, too
-            for process in found:
+        while found := self.processes_of(node):  # what is about to be started, too
+            daemons = {process for process in found if _is_slurms(process)}
+            groups = {group for process in found - daemons if (group := _group_of(process))}
+            for daemon in daemons:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    process.suspend()
-            stopped |= found
-        for process in stopped:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        until(lambda: not self.processes_of(node), f"the end of what runs on {node}")
+                    daemon.suspend()
+            for group in groups:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+            for daemon in daemons:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    daemon.kill()
 
     def close(self):
         """Ends all daemons and jobs, with what they have started."""
@@ -170,3 +174,12 @@ def _is_slurms(process):
     with contextlib.suppress(psutil.Error):
         return process.name().startswith("slurmstepd")
     return False
+
+
+def _group_of(process):
+    """The group of a process; None if it is gone. Never our own: jobs have theirs."""
+    with contextlib.suppress(ProcessLookupError):
+        group = os.getpgid(process.pid)
+        assert group != os.getpgrp(), process
+        return group
+    return None

@@ -51,6 +51,20 @@ FAMILIES = {
     "mamba": {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
     "gpt_oss": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "granite": GROUPED,
+    "deepseek_v3": {
+        **MIXTURE,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+    },
 }
 
 

@@ -62,7 +62,7 @@ class Net(nn.Module):
         for block in self.body.blocks:
             assert block.kind == "self"
             hidden = block(hidden, mask, positions=positions)
-            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            hidden = hidden[0] if isinstance(hidden, tuple | list) else hidden
         return self.head(functional.dropout(self.norm(hidden), 0.1, self.training))
 
 
@@ -76,7 +76,16 @@ def made(**options):
     return Net(**options)
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": True}, {"returns": lambda hidden: (hidden, None)}, {"blocks": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tied": True},
+        {"returns": lambda hidden: (hidden, None)},
+        {"returns": lambda hidden: [hidden]},
+        {"blocks": 2},
+    ],
+)
 def test_layers_have_the_bits_of_the_whole_and_its_names(options):
     whole = made(**options)
     (path, way), layers = cut(whole)
@@ -262,4 +271,4 @@ def test_layers_that_have_other_bits_are_found_by_the_parameter():
     layers[0].words.weight.requires_grad_(False)
     with pytest.raises(AttributeError):
         _ = way.nothing
-    assert Way(0, in_tuple=False) == way
+    assert Way(0) == way

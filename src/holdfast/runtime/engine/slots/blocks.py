@@ -88,7 +88,8 @@ def _way(what: str, seen: _Seen) -> Way:
     """How the first block hands on to the second; it must be so between all."""
     found: set[Way] = set()
     for number, (given, returned) in enumerate(zip(seen.given[1:], seen.returned, strict=False)):
-        hidden = returned[0] if isinstance(returned, tuple) and returned else returned
+        among = len(returned) if isinstance(returned, tuple | list) else 0
+        hidden = returned[0] if among else returned
         arguments: list[tuple[int | str, Any]] = [*enumerate(given.positional), *given.named.items()]
         places = [place for place, each in arguments if each is hidden and isinstance(each, Tensor)]
         if not places:
@@ -96,7 +97,7 @@ def _way(what: str, seen: _Seen) -> Way:
                 f"{what}: block {number + 1} is not given what the one before returned; expected that nothing is done "
                 "between blocks"
             )
-        found.add(Way(places[0], isinstance(returned, tuple)))
+        found.add(Way(places[0], among))
     if len(found) > 1:
         raise ConfigError(f"{what}: blocks are given the hidden state in several ways; expected one")
     (way,) = found

@@ -41,11 +41,11 @@ class Way:
 
     Attributes:
         place: which argument it is: its number, or its name.
-        in_tuple: whether it is returned as the first of a tuple.
+        among: of how many results it is the first; 0: it is the result.
     """
 
     place: int | str
-    in_tuple: bool
+    among: int = 0
 
     def taken(self, given: Given) -> Tensor:
         """Returns the hidden state among the arguments of a block."""
@@ -61,11 +61,11 @@ class Way:
 
     def returned(self, value: Tensor) -> Any:
         """Returns a hidden state as a block does."""
-        return (value,) if self.in_tuple else value
+        return (value, *[None] * (self.among - 1)) if self.among else value
 
     def found(self, returned: Any) -> Tensor:
         """Returns the hidden state in what a block has returned."""
-        value: Tensor = returned[0] if self.in_tuple else returned
+        value: Tensor = returned[0] if self.among else returned
         return value
 
 
