@@ -237,20 +237,23 @@ class _Worker:
         """Inputs (0) or targets (1) of the pipeline's micro-batches, loaded as Holdfast loads them."""
         import torch
 
+        from holdfast.data.items import first_of
         from holdfast.data.sampler import load_microbatch
 
         job, grid = self.spec.job, self.spec.job.grid
         first = self.spec.pipeline * grid.microbatches
         return torch.cat(
             [
-                load_microbatch(
-                    self.dataset,
-                    seed=job.train.seed,
-                    step=step,
-                    microbatch=number,
-                    num_microbatches=job.global_microbatches,
-                    microbatch_size=grid.microbatch_size,
-                )[part]
+                first_of(
+                    load_microbatch(
+                        self.dataset,
+                        seed=job.train.seed,
+                        step=step,
+                        microbatch=number,
+                        num_microbatches=job.global_microbatches,
+                        microbatch_size=grid.microbatch_size,
+                    )[part]
+                )
                 for number in range(first, first + grid.microbatches)
             ]
         )

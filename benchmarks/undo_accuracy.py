@@ -8,7 +8,6 @@ yardstick for what the last bits do to any training. Steps, samples and seeds ar
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,7 +22,7 @@ from holdfast.data.digits import Digits
 from holdfast.data.sampler import load_microbatch
 from holdfast.models import convnet
 from holdfast.optim.factory import make_optimizer
-from holdfast.runtime.engine.stage import Stage
+from holdfast.runtime.engine.stage import Loader, Stage
 from measure import Interval, Recorder, interval, print_table, progress, time_limit
 
 SIDES = ("plain", "undone", "nudged")
@@ -107,7 +106,7 @@ class _Run:
             commit="undo",
         )
 
-    def _loader(self, data: Subset[tuple[Tensor, Tensor]]) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    def _loader(self, data: Subset[tuple[Tensor, Tensor]]) -> Loader:
         sizes = {"num_microbatches": self._options.microbatches, "microbatch_size": self._options.microbatch_size}
         load = partial(load_microbatch, data, seed=self._seed, **sizes)
         return lambda step, microbatch: load(step=step, microbatch=microbatch)

@@ -26,7 +26,7 @@ import torch
 from holdfast.config.job import HuggingFaceModel
 from holdfast.errors import HoldfastError
 from holdfast.models.losses import cross_entropy
-from holdfast.runtime.engine.slots.hugging_face import whole
+from holdfast.runtime.engine.slots.hugging_face import check_causal, whole
 
 __all__ = ["Found", "families", "main", "page", "small", "try_family"]
 
@@ -73,6 +73,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "attention_dropout": 0.1,
+    "is_decoder": True,
 }
 _LATENT: dict[str, Any] = {"num_key_value_heads": 4}
 """Of attention whose keys and values are made of one latent vector: as many heads of each."""
@@ -148,6 +149,7 @@ def try_family(family: str) -> Found:
         made = whole(HuggingFaceModel(config=config))
         tokens = torch.randint(3, 96, (2, 2, 12))
         made.check((tokens[0], tokens[1]), cross_entropy)
+        check_causal(made)
         why = ""
     except HoldfastError as error:
         why = str(error)

@@ -47,7 +47,7 @@ def test_a_module_is_cut_at_its_blocks_and_survives_with_the_bits_of_one_worker(
 def test_audits_and_replays_hold_for_several_inputs(runs):
     """A second worker computes what one has computed, and what was lost is computed again from logs."""
     alone = runs.train("padded", overrides=ALONE)
-    audited = runs.train("padded", overrides=("train.audit_every=1",))
+    audited = runs.train("padded", overrides=("train.audit_every=1", "model.checkpoint_activations=true"))
     assert audited.weights_sha256 == alone.weights_sha256
     one = (
         "grid.pipelines=1",
@@ -63,7 +63,7 @@ def test_audits_and_replays_hold_for_several_inputs(runs):
 
 
 def test_a_module_as_one_layer_is_trained_by_pipelines_of_one(runs):
-    whole = ("model.split=none", "grid.stages=1")
+    whole = ("model.split=none", "grid.stages=1", "model.checkpoint_activations=true")
     survived = runs.train("padded", "kill:1.0@3:backward", overrides=whole)
     assert survived.unfired == ()
     assert survived.weights_sha256 == runs.train("padded", overrides=("model.split=none", *ALONE)).weights_sha256

@@ -588,7 +588,11 @@ def _wrong_evaluation(job: Job) -> str:
 
 def _wrong_text(model: ModelSettings, data: Data, key: str = "data") -> str:
     """What data say that a model says itself; empty if nothing."""
-    if not isinstance(data, TextData) or not isinstance(model, GptModel | BertModel):
+    if not isinstance(data, TextData):
+        return ""
+    if isinstance(model, HuggingFaceModel) and model.task != "causal-lm":
+        return f"{key}.kind: text asks for the tokens that follow; expected kind python for model.task {model.task}"
+    if not isinstance(model, GptModel | BertModel):
         return ""
     if data.context is not None:
         return f"{key}.context: this model says it itself; expected model.context"
@@ -687,5 +691,7 @@ def num_layers(job: Job) -> int | None:
             return 19 if depth == 50 else 6
         case Nt3Model():
             return 5
+        case PythonModel(split="none"):
+            return 1
         case HuggingFaceModel() | PythonModel() | ScriptModel():
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,5 +19,6 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
         target: int64 ``[...]``: the classes, or ``NO_TARGET``.
     """
     logits, classes = output.flatten(0, -2), target.flatten()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half of the bits hold no such sums
     total = functional.cross_entropy(logits, classes, ignore_index=NO_TARGET, reduction="sum")
     return total / (classes != NO_TARGET).sum().clamp(min=1)

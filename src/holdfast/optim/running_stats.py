@@ -175,7 +175,7 @@ class _Switch:
 
 
 def _tracks(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.running_mean is not None
+    return isinstance(module, _BatchNorm) and module._buffers.get("running_mean") is not None
 
 
 def _width(norm: nn.Module) -> int:

@@ -95,7 +95,7 @@ class Trainer:
         self._loss, self._split = built.loss, split
         if any(isinstance(each, WithContext) for each in built.layers):
             raise ConfigError(
-                "model.kind: huggingface: a study takes models with layers of their own; expected another"
+                "model: a study takes models that are lists of layers; expected none of kind huggingface, and no split"
             )
         if job.train.precision != "fp32":
             raise ConfigError(f"train.precision: a study computes in fp32; got {job.train.precision}")

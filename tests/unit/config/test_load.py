@@ -73,6 +73,11 @@ def complaint(tree, *overrides):
             "data.tokenizer: this model is one of bytes; expected bytes, or another model",
         ),
         (
+            "model",
+            {"kind": "huggingface", "config": "bert", "task": "masked-lm"},
+            "data.kind: text asks for the tokens that follow; expected kind python for model.task masked-lm",
+        ),
+        (
             "evaluate.quux",
             1,
             "evaluate.quux: unknown key; known: best, better, data, every, metrics, microbatches, patience",

@@ -535,6 +535,14 @@ def test_a_checkpointed_layer_that_changes_its_input_is_refused() -> None:
         train(job, [(0, 1)], [[0]], 1)
 
 
+def test_a_checkpointed_layer_may_be_given_what_the_one_before_has_changed_in_place() -> None:
+    def layers(**options):
+        return small_job(linear, lambda: nn.Sequential(linear(), nn.ReLU(inplace=True)), linear, **options)
+
+    one, other = (train(layers(checkpointed=each), [(0, 3)], [[0]], 1)[0] for each in (frozenset(), frozenset({2})))
+    assert digest(one) == digest(other)
+
+
 def test_one_weight_in_three_layers() -> None:
     shared: list[nn.Module] = []
 

@@ -18,7 +18,7 @@ from holdfast.data.items import stack
 from holdfast.data.labelled import Labelled
 from holdfast.errors import ConfigError
 from holdfast.models.losses import cross_entropy
-from holdfast.runtime.engine.slots.hugging_face import check_words, save, sources, whole
+from holdfast.runtime.engine.slots.hugging_face import check_causal, check_words, save, sources, whole
 
 SMALL = {
     "vocab_size": 256,
@@ -198,6 +198,39 @@ def test_weights_of_another_task_begin_a_task_and_what_is_missing_is_told(tmp_pa
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"missing keys, such as bert.encoder.layer.1.output.dense.weight; expected"):
         whole(begun)
+
+
+def test_weights_of_another_number_of_classes_begin_a_task_but_for_its_head(tmp_path):
+    from transformers import AutoModelForSequenceClassification, BertConfig
+
+    torch.manual_seed(3)
+    AutoModelForSequenceClassification.from_config(BertConfig(**BERT, num_labels=2)).save_pretrained(tmp_path)
+    begun = HuggingFaceModel(config=str(tmp_path), weights=str(tmp_path), task="sequence-classification", labels=3)
+    made = whole(begun)
+    assert made.module.classifier.weight.shape == (3, 32)
+    assert made.notes[0].endswith(": classifier.bias, classifier.weight")
+
+
+def test_what_a_model_does_not_take_is_refused_by_name():
+    """Its forward pass would take it, and do nothing with it."""
+    made = HuggingFaceModel(config=OF_TEXTS["bert"], task="sequence-classification")
+    inputs = padded()
+    with pytest.raises(ConfigError, match=r"^data: BertForSequenceClassification takes no mask; expected some of at"):
+        whole(made).layers({"input_ids": inputs["input_ids"], "mask": inputs["attention_mask"]})
+    with pytest.raises(ConfigError, match="takes no idx, labels; expected some of"):
+        whole(made).layers({**inputs, "labels": torch.zeros(3), "idx": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "mamba", "gpt2", "bloom"])
+def test_a_causal_model_does_not_see_what_it_is_asked_for(family):
+    check_causal(whole(model(family)))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+def test_a_model_that_sees_what_it_is_asked_for_is_refused(family):
+    with pytest.raises(ConfigError, match=r"sees the tokens that it is asked for, those that follow; expected"):
+        check_causal(whole(HuggingFaceModel(config=OF_TEXTS[family])))
+    check_causal(whole(HuggingFaceModel(config={**OF_TEXTS[family], "is_decoder": True})))
 
 
 def test_attention_is_computed_as_it_is_told():

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.engine.evaluated import beside_of, run_as_evaluated
 from holdfast.runtime.engine.model import WithContext, find_ties
 from holdfast.runtime.engine.slots.blocks import find_blocks
 from holdfast.runtime.engine.slots.frames import Way
@@ -119,6 +120,144 @@ def test_several_inputs_go_to_the_arguments_of_their_names():
         ConfigError, match=r"Padded failed on a micro-batch: TypeError: .*unexpected keyword argument 'x'"
     ):
         whole.layers({"x": INPUTS})
+
+
+class Normed(nn.Module):
+    """Has batch-norm before its blocks, within them and behind them, and no parameter that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.first = nn.Linear(4, 8), nn.BatchNorm1d(8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(2))
+        self.final, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.register_buffer("scale", torch.full((1,), 2.0))
+
+    def forward(self, x):
+        x = self.first(self.stem(x)) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.final(x)) * self.scale
+
+
+def test_statistics_of_batch_norm_belong_to_the_layer_in_which_it_runs():
+    torch.manual_seed(0)
+    module, inputs = Normed(), torch.rand(5, 4) + 3
+    before = {name: each.clone() for name, each in module.named_buffers()}
+    whole = Whole(module=module)
+    layers = whole.layers(inputs)
+    assert all(torch.equal(each, before[name]) for name, each in module.named_buffers()), "it was only looked at"
+    names = [sorted(name for name, _ in layer.named_buffers() if "num" not in name) for layer in layers]
+    assert names[0] == ["first.running_mean", "first.running_var", "scale"]
+    assert names[1] == ["blocks.0.1.running_mean", "blocks.0.1.running_var"]
+    assert names[3] == ["final.running_mean", "final.running_var"]
+    whole.check((inputs, torch.tensor([0, 1, 2, 0, 1])), functional.cross_entropy)
+    value = inputs
+    for layer in layers:
+        value = layer(value, layer.context(inputs))
+    ours = {name: each for layer in layers for name, each in layer.named_buffers()}
+    assert {name: each.tolist() for name, each in ours.items() if name.startswith("first")} == {
+        name: each.tolist() for name, each in module.named_buffers() if name.startswith("first")
+    }
+    layers[0].double()
+    layers[3].double()
+    assert layers[3].frame.module.first.running_mean.dtype == torch.float64
+
+
+class Counting(Normed):
+    """Counts, before its blocks, how often it has run."""
+
+    def forward(self, x):
+        self.scale.add_(1)
+        return super().forward(x)
+
+
+def test_a_buffer_that_changes_is_told():
+    with pytest.raises(
+        ConfigError, match=r"^Counting changes its buffer 'scale' in the forward pass; expected that no"
+    ):
+        Whole(module=Counting()).check((torch.rand(5, 4), torch.zeros(5).long()), functional.cross_entropy)
+
+
+class Bare(nn.Module):
+    """Blocks with something before them, or behind them, or neither."""
+
+    def __init__(self, *ends):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.before = nn.Linear(4, 4) if "before" in ends else nn.Identity()
+        self.behind = nn.Linear(4, 4) if "behind" in ends else nn.Identity()
+
+    def forward(self, x):
+        x = self.before(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.behind(x)
+
+
+@pytest.mark.parametrize("ends", [(), ("before",), ("behind",), ("before", "behind")], ids=str)
+def test_ends_need_no_parameters(ends):
+    torch.manual_seed(0)
+    whole = Whole(module=Bare(*ends))
+    whole.check((torch.rand(2, 4), torch.tensor([1, 2])), functional.cross_entropy)
+    front, *_, head = whole.layers(torch.rand(2, 4))
+    assert (len([*front.parameters()]), len([*head.parameters()])) == (2 * ("before" in ends), 2 * ("behind" in ends))
+
+
+class Moody(Net):
+    """Tells its blocks something else in eval mode."""
+
+    def forward(self, tokens):
+        hidden, mask = self.words(tokens), torch.eye(tokens.shape[1])
+        for block in self.body.blocks:
+            hidden = block(hidden, mask if self.training else mask * 2, positions=torch.zeros(1))
+        return self.head(hidden)
+
+
+def test_blocks_are_given_in_eval_mode_what_the_module_gives_them_then():
+    torch.manual_seed(0)
+    whole = Whole(module=Moody())
+    whole.check((INPUTS, TARGETS), loss)
+    _, block, *_ = layers = whole.layers(INPUTS)
+    given = beside_of(block, lambda: INPUTS, evaluated=True)
+    assert given.positional[1].max() == 2
+    assert block.training
+    assert block.context(INPUTS).positional[1].max() == 1
+    value = whole.module.eval()(INPUTS)
+    whole.module.train()
+    found = INPUTS
+    for index, layer in enumerate(layers):
+        found = run_as_evaluated(index, layer, found, beside_of(layer, lambda: INPUTS, evaluated=True))
+    assert torch.equal(found, value)
+
+
+class InPlace(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x, shift):
+        x.sub_(shift.mul_(2)[:, None])
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_inputs_may_be_changed_in_place_and_stay_as_they_are(cut):
+    torch.manual_seed(0)
+    whole = Whole(module=InPlace())
+    inputs = {"x": torch.rand(2, 4), "shift": torch.ones(2)}
+    kept = {name: each.clone() for name, each in inputs.items()}
+    layers = whole.layers(inputs) if cut else whole.one()
+    whole.check((inputs, torch.tensor([1, 2])), functional.cross_entropy)
+    for _ in range(2):
+        value = inputs["x"].clone()
+        for layer in layers:
+            value = layer(value, layer.context(inputs))
+        assert torch.equal(value, whole.module(**{name: each.clone() for name, each in kept.items()}))
+    assert all(torch.equal(each, kept[name]) for name, each in inputs.items())
 
 
 def test_a_module_that_returns_something_else_than_a_tensor_is_told():

@@ -125,12 +125,15 @@ class StageParts:
         return self.boundaries[receive.boundary - 1]
 
 
-def build_model(job: Job, data: Callable[[], Any] | None = None) -> Model:
+def build_model(
+    job: Job, data: Callable[[], Any] | None = None, loading: AbstractContextManager[None] = _NOTHING
+) -> Model:
     """Builds the whole model, the same bits in every process: all layers from the job's seed.
 
     Args:
         job: whose model.
         data: opens the job's data, for a model that is cut; None: as :func:`build_dataset` does.
+        loading: entered while a micro-batch is loaded.
 
     Raises:
         ConfigError: one's own model cannot be built, is no list of modules or cannot be cut.
@@ -163,18 +166,17 @@ def build_model(job: Job, data: Callable[[], Any] | None = None) -> Model:
             modules = _layers_of(call_target(target, "model.target", arguments), target)
             return Model.build(modules, _loss_of(job.model))
         case PythonModel() | HuggingFaceModel():
-            parts = _layers_of_whole(job, data or (lambda: build_dataset(job)))
+            parts = _layers_of_whole(job, data or (lambda: build_dataset(job)), loading)
             return Model.build(parts, _loss_of(job.model))
         case ScriptModel(path=path):
             raise ConfigError(f"model.kind: script: only {path} itself has this model, whose loop is run as it is")
 
 
-def _layers_of_whole(job: Job, data: Callable[[], Any]) -> tuple[nn.Module, ...]:
+def _layers_of_whole(job: Job, data: Callable[[], Any], loading: AbstractContextManager[None]) -> tuple[nn.Module, ...]:
     """Builds a module, and returns its layers, for which it is run on the first micro-batch, unless it is one."""
     if not _is_cut(job):
         return _whole_of(job).one()
-    with theirs("data: the first micro-batch cannot be read"):
-        inputs, _ = microbatch_loader(job, data)(0, 0)
+    inputs, _ = microbatch_loader(job, data, loading=loading)(0, 0)
     torch.manual_seed(job.train.seed)
     return _whole_of(job).layers(inputs)
 
@@ -251,7 +253,7 @@ def _default_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def build_dataset(job: Job) -> Any:
-    """Opens the data: map-style, each item a pair of input and target tensors.
+    """Opens the data: map-style, each item a pair of inputs and a target, see ``holdfast.data.items``.
 
     Raises:
         ConfigError: the data is missing or too small.
@@ -410,6 +412,10 @@ def _check_cut(
     torch.manual_seed(job.train.seed)
     whole = _whole_of(job)
     whole.check(batch, loss, precision)
+    if isinstance(job.model, HuggingFaceModel) and job.model.task == "causal-lm":
+        from holdfast.runtime.engine.slots.hugging_face import check_causal
+
+        check_causal(whole)
     return whole.notes
 
 
@@ -568,6 +574,8 @@ def sources_of(job: Job) -> dict[str, str]:
         named["data.target"] = job.data.target
     if job.evaluate is not None:
         named["evaluate.metrics"] = job.evaluate.metrics
+        if isinstance(job.evaluate.data, PythonData):
+            named["evaluate.data.target"] = job.evaluate.data.target
     files = {key: _source_of(target) for key, target in named.items() if target is not None}
     found = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items() if path is not None}
     if isinstance(job.model, HuggingFaceModel):
@@ -614,12 +622,13 @@ def _bytes_of_item(dataset: Any, index: int) -> list[tuple[bytes, bytes]]:
     """Shape and type, and the bits, of an item's tensors."""
     seed_host(index)
     inputs, target = pair_of(index, dataset[index])
+    names = [f"{name} " for name in inputs] if isinstance(inputs, dict) else [""]
     return [
         (
-            f"{tuple(each.shape)} {each.dtype}".encode(),
+            f"{name}{tuple(each.shape)} {each.dtype}".encode(),
             each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
         )
-        for each in (*tensors_of(inputs), target)
+        for name, each in zip([*names, ""], (*tensors_of(inputs), target), strict=True)
     ]
 
 
@@ -729,7 +738,7 @@ def build_stage(
     if emulate is not None:
         return _emulated(job, owned, emulate)
     data, evaluated = data or cache(lambda: build_dataset(job)), evaluated or cache(lambda: build_evaluated(job))
-    model = model or build_model(job, data)
+    model = model or build_model(job, data, loading)
     options = stage_options(job, model, owned, boundaries, item, data, evaluated, loading)
     stage = Stage(**options, device=device, note=note) if sharded is None else sharded(**options, note=note)
     return StageParts(

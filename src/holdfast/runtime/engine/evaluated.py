@@ -53,7 +53,11 @@ class EvaluationData:
 
 
 def beside_of(
-    module: nn.Module, inputs: Callable[[], Inputs], cast: AbstractContextManager[object] = _AS_WRITTEN
+    module: nn.Module,
+    inputs: Callable[[], Inputs],
+    cast: AbstractContextManager[object] = _AS_WRITTEN,
+    *,
+    evaluated: bool = False,
 ) -> object | None:
     """Returns what a layer is given beside its input; None for one that is given nothing.
 
@@ -61,11 +65,12 @@ def beside_of(
         module: the layer.
         inputs: loads those of the micro-batch, if they are needed.
         cast: entered for the layer's own operations.
+        evaluated: whether it is in eval mode meanwhile.
     """
     if not isinstance(module, WithContext):
         return None
     given = inputs()
-    with cast:
+    with cast, _as_evaluated(module) if evaluated else nullcontext():
         beside: object = module.context(given)
     return beside
 
@@ -162,7 +167,7 @@ def check_evaluation(
         module.to(device.torch)
         with theirs(f"evaluate: layer {index} ({type(module).__name__}) failed in eval mode"):
             with cast_to(precision, device.torch):
-                beside = beside_of(module, lambda: inputs)
+                beside = beside_of(module, lambda: inputs, evaluated=True)
                 output = run_as_evaluated(index, module, value, beside)
             value = check_output(index, module, output, known.get(index))
     with theirs("evaluate.metrics failed"), cast_to(precision, device.torch):

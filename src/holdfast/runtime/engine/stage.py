@@ -276,10 +276,10 @@ class Stage(SummedStage):
         for index in layers.indices:
             owned = self._owned[index]
             source = _cut(current, wants_gradient=index > 0)
-            seed = self._seed_of(step, microbatch, index)
+            seed, version = self._seed_of(step, microbatch, index), source._version
             with working(WorkPhase.FORWARD, layer=index, microbatch=microbatch):
                 cell = self._run_layer(index, owned, source, seed, self._beside(owned, step, microbatch))
-            cells.append(_without_graph(index, cell, seed) if index in self._checkpointed else cell)
+            cells.append(_without_graph(index, cell, seed, version) if index in self._checkpointed else cell)
             current = cell.output
         context = _Context(layers, cells)
         if adds:
@@ -527,7 +527,7 @@ class Stage(SummedStage):
         for index in layers.indices:
             module = self._owned[index].module
             with working(WorkPhase.EVALUATION, layer=index, microbatch=number):
-                beside = beside_of(module, lambda: self._to_evaluate(number)[0], self._cast())
+                beside = beside_of(module, lambda: self._to_evaluate(number)[0], self._cast(), evaluated=True)
                 self._on.seed(layer_seed(self._seed, BEFORE_ALL, number, index))
                 with self._cast():
                     output = run_as_evaluated(index, module, _canonical(current), beside)
@@ -656,9 +656,9 @@ def _check_watched(index: int, module: nn.Module, known: _Known, marks: Sequence
             )
 
 
-def _without_graph(index: int, cell: _Cell, seed: int) -> _Cell:
-    """Returns a cell that keeps only what is needed to run the layer again."""
-    if cell.input._version:
+def _without_graph(index: int, cell: _Cell, seed: int, version: int) -> _Cell:
+    """Returns a cell that keeps only what is needed to run the layer again; ``version``: of its input before it ran."""
+    if cell.input._version != version:
         raise ConfigError(f"layer {index} changes its input in place; leave it out of model.checkpoint_activations")
     return replace(cell, output=cell.output.detach(), again=seed)
 

@@ -129,8 +129,10 @@ def run_model(job: Job, directory: str, answer: Connection) -> None:
 def _write_model(job: Job, directory: Path) -> str:
     from holdfast.runtime.engine.slots.hugging_face import save
 
-    states = [load_layer(path) for path in sorted(directory.glob("layer-*.safetensors"))]
-    weights = {name: each for state in states for name, each in (*state.parameters.items(), *state.buffers.items())}
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(directory.glob("layer-*.safetensors")):
+        state = load_layer(path)  # what the optimizer keeps of it goes at once
+        weights |= {**state.parameters, **state.buffers}
     try:
         with tempfile.TemporaryDirectory(prefix=".model.tmp-", dir=directory) as folder:
             save(job, weights, Path(folder))

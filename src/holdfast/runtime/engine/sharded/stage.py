@@ -22,7 +22,7 @@ from holdfast.core.progress import StepProgress
 from holdfast.core.schedule import OpKind
 from holdfast.core.summing import Contribution
 from holdfast.core.tensorspec import TensorSpec
-from holdfast.data.items import Inputs, of_each
+from holdfast.data.items import first_of
 from holdfast.runtime.engine.sharded.checks import part_spec
 from holdfast.runtime.engine.sharded.commands import (
     Adopt,
@@ -195,11 +195,11 @@ class ShardedStage(Stage):
         seed = super()._seed_of(step, microbatch, layer)
         return int.from_bytes(blake2b(struct.pack("<Qq", seed, self.ranks.rank), digest_size=8).digest(), "little")
 
-    def _samples(self, step: int, microbatch: int) -> tuple[Inputs, Tensor]:
+    def _samples(self, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
         """This rank's."""
         inputs, targets = super()._samples(step, microbatch)
         rank, size = self.ranks.rank, self.ranks.size
-        return of_each(lambda each: each.chunk(size)[rank], inputs), targets.chunk(size)[rank]
+        return first_of(inputs).chunk(size)[rank], targets.chunk(size)[rank]
 
     def _loss_gradient(self, context: _Context, microbatch: int) -> Tensor:
         """Of a part of the mean over all samples."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.items import Inputs, first_of
+from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.slots.frames import Call, Given, Way, generators_kept
 
@@ -56,13 +56,25 @@ def find_blocks(whole: nn.Module, call: Call, inputs: Inputs, count: int | None 
     if more:
         raise ConfigError(f"{kind} has several lists of {longest} blocks, {path} and {more[0]}; expected one")
     seen = _Seen()
-    with torch.no_grad(), generators_kept(first_of(inputs).device), _watched(wanted[path], seen):
-        call(whole, inputs)
+    device = first_of(inputs).device
+    with torch.no_grad(), generators_kept(device), _watched(wanted[path], seen), _buffers_kept(whole):
+        call(whole, of_each(torch.clone, inputs))
     if seen.ran != list(range(longest)):
         twice = next((number for number in seen.ran if seen.ran.count(number) > 1), None)
         what = f"block {twice} runs more than once" if twice is not None else f"they run in the order {seen.ran}"
         raise ConfigError(f"{kind}: {path}: {what} in a forward pass; expected each once, one behind the other")
     return path, _way(f"{kind}: {path}", seen)
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Behind it, what is registered as buffers is as it was: it is only looked at how the module runs."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 @contextmanager

@@ -6,15 +6,16 @@ Whatever the module does before its blocks and behind them, it does itself: noth
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from holdfast.data.items import Inputs
+from holdfast.data.items import Inputs, of_each
 from holdfast.errors import ConfigError
 
 __all__ = ["Call", "Frame", "Given", "Halt", "Way", "generators", "generators_kept"]
@@ -118,7 +119,8 @@ class Frame:
     Args:
         whole: the module, which stays as it is; parameters that are kept are its own.
         path: of the list of its blocks.
-        kept: by identity, parameters that the copy has, too; others are zeros that take no memory, and no parameters.
+        kept: by identity, parameters and buffers that the copy has, too. Other parameters are zeros that take no
+            memory, and no parameters; other buffers are copies that are no buffers.
     """
 
     def __init__(self, whole: nn.Module, path: str, kept: Collection[int]) -> None:
@@ -140,11 +142,29 @@ class Frame:
                     del module._parameters[name]
                     module.__dict__[name] = value
                     self._zeros.append((module, name, value.shape))
+        self._apart = [*self._set_apart(whole, kept)]
+
+    @property
+    def passed(self) -> int:
+        """How many slots the pass that runs has reached."""
+        return self._course.count
+
+    def _set_apart(self, whole: nn.Module, kept: Collection[int]) -> Iterator[tuple[nn.Module, str]]:
+        """Makes ordinary attributes of buffers that are not kept."""
+        for path, module in self.module.named_modules():
+            for name, value in list(module._buffers.items()):
+                if value is not None and id(whole.get_submodule(path)._buffers[name]) not in kept:
+                    del module._buffers[name]
+                    module._non_persistent_buffers_set.discard(name)
+                    module.__dict__[name] = value
+                    yield module, name
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Has zeros be where, and of the type, that ``change`` makes of a tensor; see ``nn.Module._apply``."""
+        """Has what is not kept be where, and of the type, that ``change`` makes of it; see ``nn.Module._apply``."""
         for module, name, shape in self._zeros:
             module.__dict__[name] = _zeros(change(_zeros(module.__dict__[name], torch.Size())), shape)
+        for module, name in self._apart:
+            module.__dict__[name] = change(module.__dict__[name])
 
     def run(self, call: Call, inputs: Inputs, reached: Callable[[int, Given], Any]) -> Tensor | None:
         """Runs the module on a micro-batch; returns its output, or None if a slot has halted it.
@@ -159,15 +179,26 @@ class Frame:
             ConfigError: slots are not reached one behind the other, or not all of them.
         """
         self._course.begin(reached)
+        versions = [module.__dict__[name]._version for module, name in self._apart]
         try:
             with suppress(Halt):
-                output = call(self.module, inputs)
+                output = call(self.module, of_each(torch.clone, inputs))  # which it may change in place
                 if self._course.count != self.count:
                     raise ConfigError(f"a pass has left out block {self._course.count}; expected that all run")
                 return output
             return None
         finally:
             self._course.begin(_never)
+            self._check_apart(versions)
+
+    def _check_apart(self, versions: Sequence[int]) -> None:
+        """Statistics of batch-norm are another layer's: what becomes of them here counts for nothing."""
+        for (module, name), version in zip(self._apart, versions, strict=True):
+            if module.__dict__[name]._version != version and not isinstance(module, _BatchNorm):
+                raise ConfigError(
+                    f"{type(module).__name__} changes its buffer {name!r} in the forward pass; expected that none but "
+                    "those of batch-norm change"
+                )
 
 
 def _never(number: int, given: Given) -> Any:

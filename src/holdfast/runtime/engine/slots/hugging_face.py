@@ -28,11 +28,19 @@ if TYPE_CHECKING:
 
     from holdfast.config.job import Job
 
-__all__ = ["check_words", "save", "sources", "whole"]
+__all__ = ["check_causal", "check_words", "save", "sources", "whole"]
 
 _NO_CODE = {"trust_remote_code": False}
 _END_BYTES = 1 << 20
-_OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "generation_config.json",
+)
+"""What makes inputs of texts and images, and texts of outputs."""
 _CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -52,15 +60,43 @@ def whole(model: HuggingFaceModel) -> Whole:
         ConfigError: transformers is not there; or it cannot make the model.
     """
     made, drawn = _made(model)
-    options = {"use_cache": False} if "use_cache" in inspect.signature(made.forward).parameters else {}
+    named = {
+        name
+        for name, each in inspect.signature(made.forward).parameters.items()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    options = {"use_cache": False} if "use_cache" in named else {}
     return Whole(
         module=made,
         call=partial(_logits, options),
         count=getattr(made.config, "num_hidden_layers", None),
+        takes=frozenset(named - {"labels", "use_cache"}),
         notes=(f"model.weights: drawn from the seed, as {model.weights} does not have them: {', '.join(drawn)}",)
         if drawn
         else (),
     )
+
+
+def check_causal(model: Whole) -> None:
+    """Checks that a language model does not see what it is asked for: the tokens that follow.
+
+    Raises:
+        ConfigError: what it says at some position depends on a later token.
+    """
+    tokens = torch.arange(8).remainder(4)[None]
+    other = tokens.clone()
+    other[0, -1] = 0
+    kind = type(model.module).__name__
+    with theirs(f"model: {kind} failed on a few tokens"), torch.no_grad():
+        model.module.eval()
+        one, two = (model.call(model.module, each)[:, :-1] for each in (tokens, other))
+        model.module.train()
+    # Experts may add up in another order, which is no more than some of the last bits.
+    if (one - two).abs().max() > 1e-4 * one.abs().max():
+        raise ConfigError(
+            f"model.config: {kind} sees the tokens that it is asked for, those that follow; expected a causal model, "
+            "such as with is_decoder: true, or another model.task"
+        )
 
 
 def check_words(model: HuggingFaceModel, words: int) -> None:
@@ -75,7 +111,9 @@ def check_words(model: HuggingFaceModel, words: int) -> None:
 
 
 def save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes a job's model, and its tokenizer, as transformers reads them, by ``from_pretrained(folder)``.
+    """Writes a job's model as transformers reads it, by ``from_pretrained(folder)``.
+
+    So it does what makes inputs of texts and images, where the job names a folder that has it.
 
     Args:
         job: whose model.
@@ -98,10 +136,11 @@ def save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
         raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
     made.config.use_cache = True
     made.save_pretrained(folder)
-    if isinstance(job.data, TextData) and job.data.tokenizer != BYTES:
-        for path in (Path(job.data.tokenizer) / name for name in _OF_TOKENIZERS):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+    tokenizer = job.data.tokenizer if isinstance(job.data, TextData) and job.data.tokenizer != BYTES else None
+    for name in _BESIDE:
+        found_at = (Path(place) / name for place in (tokenizer, model.weights, model.config) if isinstance(place, str))
+        if (path := next(filter(Path.is_file, found_at), None)) is not None:
+            shutil.copyfile(path, folder / name)
 
 
 def sources(model: HuggingFaceModel) -> dict[str, str]:
@@ -173,16 +212,25 @@ def _made(model: HuggingFaceModel, *, read: bool = True) -> tuple[Any, tuple[str
         with theirs("model.config"):
             return kind.from_config(config, **_NO_CODE, **options).train(), ()
     with theirs(f"model.weights: {model.weights}"):
-        files = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+        files = {
+            "local_files_only": True,
+            "use_safetensors": True,
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,  # they are looked at here
+        }
         made, told = kind.from_pretrained(model.weights, config=config, **files, **_NO_CODE, **options)
     of_others = (lambda _: False) if model.task == "causal-lm" else _of_a_task(made)
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if wrong := [name for name in map(str, told.get(what) or ()) if not of_others(name)]:
+    names = {
+        what: sorted(each[0] if isinstance(each, tuple) else str(each) for each in told.get(what) or ())
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    for what, found in names.items():
+        if wrong := [name for name in found if not of_others(name)]:
             raise ConfigError(
                 f"model.weights: {model.weights}: {what.replace('_', ' ')}, such as {min(wrong)}; expected all weights "
                 "of a model of that config, and no others"
             )
-    return made.train(), tuple(sorted(map(str, told.get("missing_keys") or ())))
+    return made.train(), tuple(sorted({*names["missing_keys"], *names["mismatched_keys"]}))
 
 
 def _of_a_task(made: Any) -> Callable[[str], bool]:

@@ -6,13 +6,13 @@ Which parameters belong to which layer, no name says: one pass does, and what gr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.items import Inputs, first_of
+from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.runtime.engine.model import WithContext
 from holdfast.runtime.engine.slots.frames import Call, Frame, Given, Halt, Way, generators, generators_kept
 
@@ -32,23 +32,42 @@ def split(whole: nn.Module, path: str, way: Way, call: Call, inputs: Inputs) -> 
     within = {id(parameter) for parameter in whole.get_submodule(path).parameters()}
     others = [parameter for parameter in whole.parameters() if id(parameter) not in within]
     every = {id(parameter) for parameter in others}
-    probe = Frame(whole, path, every)
+    probe = Frame(whole, path, every | {id(buffer) for buffer in whole.buffers()})
     first = first_of(inputs)
-    with generators_kept(first.device), torch.enable_grad(), _all_trained(others):
+    with generators_kept(first.device), torch.enable_grad(), _all_trained(others), _ran_behind(probe) as modules:
         hidden = _Front(probe, way, call)(first, inputs)
         before = _reached(hidden, others)
         behind = _reached(_Head(probe, way, call)(hidden.detach().requires_grad_(), inputs), others)
+    of_blocks = {id(buffer) for buffer in whole.get_submodule(path).buffers()}
+    buffers = {id(buffer) for buffer in whole.buffers()} - of_blocks
+    late = {id(buffer) for name in modules() for buffer in whole.get_submodule(name)._buffers.values()} & buffers
     recorder = _Recorder(Frame(whole, path, ()), way, call)
     blocks = enumerate(whole.get_submodule(path).children())
     return (
-        _Front(Frame(whole, path, before | (every - behind)), way, call),
+        _Front(Frame(whole, path, before | (every - behind) | (buffers - late)), way, call),
         *(_Block(f"{path}.{number}", block, way, recorder, number) for number, block in blocks),
-        _Head(Frame(whole, path, behind), way, call),
+        _Head(Frame(whole, path, behind | late), way, call),
     )
+
+
+@contextmanager
+def _ran_behind(frame: Frame) -> Iterator[Callable[[], list[str]]]:
+    """Gives what says of all passes within which modules ran behind the blocks, and not before them: their paths."""
+    ran: dict[str, set[bool]] = {}
+
+    def note(path: str) -> Callable[..., None]:
+        return lambda *_: ran.setdefault(path, set()).add(frame.passed == frame.count)
+
+    with ExitStack() as hooks:
+        for path, module in frame.module.named_modules():
+            hooks.callback(module.register_forward_pre_hook(note(path)).remove)
+        yield lambda: [path for path, behind in ran.items() if behind == {True}]
 
 
 def _reached(value: Tensor, parameters: Collection[nn.Parameter]) -> set[int]:
     """By identity, the parameters on which a value depends."""
+    if not parameters or not value.requires_grad:
+        return set()
     found = torch.autograd.grad(value.float().sum(), [*parameters], allow_unused=True)
     return {id(parameter) for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
@@ -71,15 +90,15 @@ class _Recorder:
 
     def __init__(self, frame: Frame, way: Way, call: Call) -> None:
         self._frame, self._way, self._call = frame, way, call
-        self._last: tuple[Inputs, list[Given]] | None = None
+        self._last: tuple[Inputs, bool, list[Given]] | None = None
 
-    def given(self, inputs: Inputs, number: int) -> Given:
+    def given(self, inputs: Inputs, number: int, *, training: bool) -> Given:
         """Returns that of a block, of a micro-batch; all blocks of one are asked for together."""
-        if self._last is None or self._last[0] is not inputs:
-            self._last = inputs, self._record(inputs)
-        return self._last[1][number]
+        if self._last is None or self._last[0] is not inputs or self._last[1] != training:
+            self._last = inputs, training, self._record(inputs, training)
+        return self._last[2][number]
 
-    def _record(self, inputs: Inputs) -> list[Given]:
+    def _record(self, inputs: Inputs, training: bool) -> list[Given]:
         found: list[Given] = []
         device = first_of(inputs).device
 
@@ -89,7 +108,7 @@ class _Recorder:
                 raise Halt
             return self._way.returned(self._way.taken(given))
 
-        self._frame.module.to(device)
+        self._frame.module.train(training)
         self._frame.move(lambda zero: zero.to(device))
         with torch.no_grad(), generators_kept(device):
             self._frame.run(self._call, inputs, note)
@@ -116,7 +135,7 @@ class _Block(WithContext):
 
     def context(self, inputs: Inputs) -> Given:
         """See WithContext."""
-        return self.recorder.given(inputs, self.number)
+        return self.recorder.given(inputs, self.number, training=self.training)
 
     def forward(self, value: Tensor, context: Given | None = None) -> Tensor:
         """Returns the next hidden state."""
@@ -159,7 +178,7 @@ class Alone(_Of):
     def forward(self, _: Tensor, context: Inputs | None = None) -> Tensor:
         """Returns the module's output."""
         assert context is not None, "whoever runs it has asked for it"
-        return self.call(self.module, context)
+        return self.call(self.module, of_each(torch.clone, context))
 
 
 class _Around(_Of):

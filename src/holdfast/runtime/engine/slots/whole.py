@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.items import Inputs, first_of
+from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Loss, WithContext, check_loss
@@ -44,12 +44,14 @@ class Whole:
         module: the module.
         call: runs it.
         count: how many blocks it has; None: as many as its longest list of modules.
+        takes: the names of the arguments that it may be given; None: whichever it takes.
         notes: what a person should know of it.
     """
 
     module: nn.Module
     call: Call = called
     count: int | None = None
+    takes: frozenset[str] | None = None
     notes: tuple[str, ...] = ()
 
     def layers(self, inputs: Inputs) -> tuple[nn.Module, ...]:
@@ -89,6 +91,10 @@ class Whole:
         return type(self.module).__name__
 
     def _blocks(self, inputs: Inputs) -> tuple[str, Way]:
+        if self.takes is not None and isinstance(inputs, dict) and (others := sorted(inputs.keys() - self.takes)):
+            raise ConfigError(
+                f"data: {self._kind} takes no {', '.join(others)}; expected some of {', '.join(sorted(self.takes))}"
+            )
         with theirs(f"model: {self._kind} failed on a micro-batch"):
             return find_blocks(self.module, self.call, inputs, self.count)
 
@@ -125,7 +131,7 @@ def check_equal(
     with _seeded(whole, path):
         _seed(0)
         with cast_to(precision, first_of(inputs).device):
-            expected = call(whole, inputs)
+            expected = call(whole, of_each(torch.clone, inputs))
             total = check_loss(loss(expected, targets))
         wanted = torch.autograd.grad(total, [*named.values()], allow_unused=True)
     found, given = _layer_by_layer(layers, inputs, lambda output: check_loss(loss(output, targets)), precision)
@@ -138,6 +144,16 @@ def check_equal(
             raise ConfigError(
                 f"{kind} cannot be cut: layer by layer, the gradient of {name} has other bits than that of the whole"
             )
+    with torch.no_grad(), cast_to(precision, first_of(inputs).device):
+        expected = call(whole.eval(), of_each(torch.clone, inputs))
+        whole.train()
+        found = first_of(inputs).clone()
+        for layer in layers:
+            layer.eval()
+            found = layer(found, *((layer.context(inputs),) if isinstance(layer, WithContext) else ()))
+            layer.train()
+    if not same_bits(expected, found):
+        raise ConfigError(f"{kind} cannot be cut: its layers give other bits than the whole of it in eval mode")
 
 
 def _layer_by_layer(
@@ -162,6 +178,8 @@ def _layer_by_layer(
     for layer, (source, returned) in reversed([*zip(layers, cells, strict=True)]):
         trained = [each for each in layer.parameters() if each.requires_grad]
         wanted = [*([source] if source.requires_grad else []), *trained]
+        if not wanted or not returned.requires_grad:
+            continue
         found = torch.autograd.grad(returned, wanted, gradient, allow_unused=True)
         for parameter, each in zip(trained, found[len(wanted) - len(trained) :], strict=True):
             if each is not None:
