@@ -223,14 +223,14 @@ def test_what_a_model_does_not_take_is_refused_by_name():
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "mamba", "gpt2", "bloom"])
 def test_a_causal_model_does_not_see_what_it_is_asked_for(family):
-    check_causal(whole(model(family)))
+    check_causal(whole(model(family)), batch()[0])
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
 def test_a_model_that_sees_what_it_is_asked_for_is_refused(family):
     with pytest.raises(ConfigError, match=r"sees the tokens that it is asked for, those that follow; expected"):
-        check_causal(whole(HuggingFaceModel(config=OF_TEXTS[family])))
-    check_causal(whole(HuggingFaceModel(config={**OF_TEXTS[family], "is_decoder": True})))
+        check_causal(whole(HuggingFaceModel(config=OF_TEXTS[family])), padded())
+    check_causal(whole(HuggingFaceModel(config={**OF_TEXTS[family], "is_decoder": True})), padded())
 
 
 def test_attention_is_computed_as_it_is_told():

@@ -154,6 +154,7 @@ def test_statistics_of_batch_norm_belong_to_the_layer_in_which_it_runs():
     value = inputs
     for layer in layers:
         value = layer(value, layer.context(inputs))
+    module(inputs)
     ours = {name: each for layer in layers for name, each in layer.named_buffers()}
     assert {name: each.tolist() for name, each in ours.items() if name.startswith("first")} == {
         name: each.tolist() for name, each in module.named_buffers() if name.startswith("first")
@@ -161,6 +162,56 @@ def test_statistics_of_batch_norm_belong_to_the_layer_in_which_it_runs():
     layers[0].double()
     layers[3].double()
     assert layers[3].frame.module.first.running_mean.dtype == torch.float64
+
+
+class Skips(nn.Module):
+    """Has, behind its blocks, what batch-norm before them has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, affine=False)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        x = early = self.norm(x)
+        for block in self.blocks:
+            x = block(x)
+        return x + early
+
+
+def test_statistics_that_two_layers_need_are_refused():
+    """Only one of them has what training makes of them."""
+    with pytest.raises(ConfigError, match=r"^Skips cannot be cut: its layers give other bits than the whole of"):
+        Whole(module=Skips()).check((torch.rand(5, 4), torch.zeros(5).long()), functional.cross_entropy)
+
+
+class Draws(Net):
+    """Draws in eval mode, too, and has a part that never trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Dropout(0.5).eval()
+        self.register_buffer("wide", torch.ones(1, 6).expand(6, 6))
+
+    def forward(self, tokens):
+        hidden, mask = self.words(tokens), self.frozen(self.wide.tril())
+        for block in self.body.blocks:
+            hidden = block(hidden, mask, positions=torch.zeros(1))
+        return self.head(functional.dropout(hidden, 0.5))
+
+
+def test_modes_stay_as_they_are_built():
+    torch.manual_seed(0)
+    whole = Whole(module=Draws())
+    whole.check((INPUTS, TARGETS), loss)
+    assert not whole.module.frozen.training
+    assert whole.module.training
+    whole.module.eval()
+    front, block, *_ = whole.layers(INPUTS)
+    for layer in (front, block):
+        run_as_evaluated(0, layer, INPUTS if layer is front else torch.rand(2, 6, 8), layer.context(INPUTS))
+        assert not layer.training
+    assert not front.frame.module.training
 
 
 class Counting(Normed):

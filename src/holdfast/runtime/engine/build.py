@@ -415,7 +415,7 @@ def _check_cut(
     if isinstance(job.model, HuggingFaceModel) and job.model.task == "causal-lm":
         from holdfast.runtime.engine.slots.hugging_face import check_causal
 
-        check_causal(whole)
+        check_causal(whole, batch[0])
     return whole.notes
 
 

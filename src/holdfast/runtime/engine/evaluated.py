@@ -25,6 +25,7 @@ from holdfast.runtime.tensors import places
 __all__ = [
     "EvaluationData",
     "Metrics",
+    "as_evaluated",
     "beside_of",
     "check_evaluation",
     "load_evaluated",
@@ -70,7 +71,7 @@ def beside_of(
     if not isinstance(module, WithContext):
         return None
     given = inputs()
-    with cast, _as_evaluated(module) if evaluated else nullcontext():
+    with cast, as_evaluated(module) if evaluated else nullcontext():
         beside: object = module.context(given)
     return beside
 
@@ -82,7 +83,7 @@ def run_as_evaluated(index: int, module: nn.Module, value: Tensor, beside: objec
         ConfigError: that has changed a parameter or a buffer.
     """
     marks = [(place, place.tensor, place.tensor._version, place.tensor.data_ptr()) for place in places(module)]
-    with torch.no_grad(), _as_evaluated(module):
+    with torch.no_grad(), as_evaluated(module):
         output: Tensor = module(value) if beside is None else module(value, beside)
     for place, tensor, version, pointer in marks:
         if place.now is not tensor or (tensor._version, tensor.data_ptr()) != (version, pointer):
@@ -94,7 +95,7 @@ def run_as_evaluated(index: int, module: nn.Module, value: Tensor, beside: objec
 
 
 @contextmanager
-def _as_evaluated(module: nn.Module) -> Iterator[None]:
+def as_evaluated(module: nn.Module) -> Iterator[None]:
     """Within it a module is in eval mode; behind it, each of its parts is in the mode in which it was."""
     modes = [(each, each.training) for each in module.modules()]
     module.eval()

@@ -14,7 +14,7 @@ from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.errors import ConfigError
 from holdfast.runtime.engine.slots.frames import Call, Given, Way, generators_kept
 
-__all__ = ["find_blocks"]
+__all__ = ["buffers_kept", "find_blocks"]
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def find_blocks(whole: nn.Module, call: Call, inputs: Inputs, count: int | None 
         raise ConfigError(f"{kind} has several lists of {longest} blocks, {path} and {more[0]}; expected one")
     seen = _Seen()
     device = first_of(inputs).device
-    with torch.no_grad(), generators_kept(device), _watched(wanted[path], seen), _buffers_kept(whole):
+    with torch.no_grad(), generators_kept(device), _watched(wanted[path], seen), buffers_kept(whole):
         call(whole, of_each(torch.clone, inputs))
     if seen.ran != list(range(longest)):
         twice = next((number for number in seen.ran if seen.ran.count(number) > 1), None)
@@ -67,14 +67,18 @@ def find_blocks(whole: nn.Module, call: Call, inputs: Inputs, count: int | None 
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Behind it, what is registered as buffers is as it was: it is only looked at how the module runs."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Behind it, a module has the buffers that it had, with what they held."""
+    before = [(each._buffers, dict(each._buffers)) for each in module.modules()]
+    held = [(value, value.clone()) for _, row in before for value in row.values() if value is not None]
     try:
         yield
     finally:
-        for buffer, value in before:
-            buffer.copy_(value)
+        for buffers, row in before:
+            buffers.update(row)
+        for value, copy in held:
+            if not torch.equal(value, copy):  # what is not changed may be such that it cannot be written
+                value.copy_(copy)
 
 
 @contextmanager

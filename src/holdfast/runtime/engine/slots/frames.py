@@ -6,7 +6,7 @@ Whatever the module does before its blocks and behind them, it does itself: noth
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -142,22 +142,15 @@ class Frame:
                     del module._parameters[name]
                     module.__dict__[name] = value
                     self._zeros.append((module, name, value.shape))
-        self._apart = [*self._set_apart(whole, kept)]
+        pairs = [(each, whole.get_submodule(path)) for path, each in self.module.named_modules()]
+        for slot, block in zip(slots, blocks, strict=True):
+            pairs += zip(slot.like.modules(), block.modules(), strict=True)
+        self._apart = [*_set_apart(pairs, kept)]
 
     @property
     def passed(self) -> int:
         """How many slots the pass that runs has reached."""
         return self._course.count
-
-    def _set_apart(self, whole: nn.Module, kept: Collection[int]) -> Iterator[tuple[nn.Module, str]]:
-        """Makes ordinary attributes of buffers that are not kept."""
-        for path, module in self.module.named_modules():
-            for name, value in list(module._buffers.items()):
-                if value is not None and id(whole.get_submodule(path)._buffers[name]) not in kept:
-                    del module._buffers[name]
-                    module._non_persistent_buffers_set.discard(name)
-                    module.__dict__[name] = value
-                    yield module, name
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
         """Has what is not kept be where, and of the type, that ``change`` makes of it; see ``nn.Module._apply``."""
@@ -179,26 +172,39 @@ class Frame:
             ConfigError: slots are not reached one behind the other, or not all of them.
         """
         self._course.begin(reached)
-        versions = [module.__dict__[name]._version for module, name in self._apart]
+        before = [(module.__dict__[name], module.__dict__[name]._version) for module, name in self._apart]
         try:
             with suppress(Halt):
                 output = call(self.module, of_each(torch.clone, inputs))  # which it may change in place
                 if self._course.count != self.count:
                     raise ConfigError(f"a pass has left out block {self._course.count}; expected that all run")
+                self._check_apart(before)
                 return output
+            self._check_apart(before)
             return None
         finally:
             self._course.begin(_never)
-            self._check_apart(versions)
 
-    def _check_apart(self, versions: Sequence[int]) -> None:
+    def _check_apart(self, before: Sequence[tuple[Tensor, int]]) -> None:
         """Statistics of batch-norm are another layer's: what becomes of them here counts for nothing."""
-        for (module, name), version in zip(self._apart, versions, strict=True):
-            if module.__dict__[name]._version != version and not isinstance(module, _BatchNorm):
+        for (module, name), (tensor, version) in zip(self._apart, before, strict=True):
+            changed = module.__dict__[name] is not tensor or tensor._version != version
+            if changed and not isinstance(module, _BatchNorm):
                 raise ConfigError(
                     f"{type(module).__name__} changes its buffer {name!r} in the forward pass; expected that none but "
                     "those of batch-norm change"
                 )
+
+
+def _set_apart(pairs: Iterable[tuple[nn.Module, nn.Module]], kept: Collection[int]) -> Iterator[tuple[nn.Module, str]]:
+    """Makes ordinary attributes of the buffers of modules that are not kept of those that they are copies of."""
+    for module, original in pairs:
+        for name, value in list(module._buffers.items()):
+            if value is not None and id(original._buffers[name]) not in kept:
+                del module._buffers[name]
+                module._non_persistent_buffers_set.discard(name)
+                module.__dict__[name] = value
+                yield module, name
 
 
 def _never(number: int, given: Given) -> Any:

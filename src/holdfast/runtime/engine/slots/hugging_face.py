@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from holdfast.config.job import BYTES, HuggingFaceModel, TextData
 from holdfast.data.items import Inputs
 from holdfast.errors import ConfigError, installing
+from holdfast.runtime.engine.evaluated import as_evaluated
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.slots.whole import Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from holdfast.config.job import Job
 
@@ -32,15 +33,14 @@ __all__ = ["check_causal", "check_words", "save", "sources", "whole"]
 
 _NO_CODE = {"trust_remote_code": False}
 _END_BYTES = 1 << 20
-_BESIDE = (
+_A_FEW = 8
+_MAKE_INPUTS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "preprocessor_config.json",
-    "generation_config.json",
 )
-"""What makes inputs of texts and images, and texts of outputs."""
 _CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -77,20 +77,29 @@ def whole(model: HuggingFaceModel) -> Whole:
     )
 
 
-def check_causal(model: Whole) -> None:
+def check_causal(model: Whole, inputs: Inputs) -> None:
     """Checks that a language model does not see what it is asked for: the tokens that follow.
+
+    Args:
+        model: the model.
+        inputs: of some micro-batch.
 
     Raises:
         ConfigError: what it says at some position depends on a later token.
     """
-    tokens = torch.arange(8).remainder(4)[None]
+    batch = inputs[cast(str, model.module.main_input_name)] if isinstance(inputs, dict) else inputs
+    tokens = batch[:1, :_A_FEW]
     other = tokens.clone()
-    other[0, -1] = 0
+    other[:, -1] = torch.where(tokens[:, -1] > 0, tokens[:, -1] - 1, 1)
     kind = type(model.module).__name__
-    with theirs(f"model: {kind} failed on a few tokens"), torch.no_grad():
-        model.module.eval()
-        one, two = (model.call(model.module, each)[:, :-1] for each in (tokens, other))
-        model.module.train()
+    said: list[Tensor] = []
+    for each in (tokens, other):
+        torch.manual_seed(0)
+        with theirs(f"model: {kind} failed on a few tokens"), torch.no_grad(), as_evaluated(model.module):
+            said.append(model.call(model.module, each)[:, :-1])
+    one, two = said
+    if not one.numel():
+        return
     # Experts may add up in another order, which is no more than some of the last bits.
     if (one - two).abs().max() > 1e-4 * one.abs().max():
         raise ConfigError(
@@ -136,11 +145,24 @@ def save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
         raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
     made.config.use_cache = True
     made.save_pretrained(folder)
-    tokenizer = job.data.tokenizer if isinstance(job.data, TextData) and job.data.tokenizer != BYTES else None
-    for name in _BESIDE:
-        found_at = (Path(place) / name for place in (tokenizer, model.weights, model.config) if isinstance(place, str))
-        if (path := next(filter(Path.is_file, found_at), None)) is not None:
-            shutil.copyfile(path, folder / name)
+    for path in _beside(job):
+        shutil.copyfile(path, folder / path.name)
+
+
+def _beside(job: Job) -> Iterator[Path]:
+    """The files that make inputs of texts and images, of one folder; and those that say how to generate."""
+    model = job.model
+    assert isinstance(model, HuggingFaceModel), "others are not transformers'"
+    if isinstance(job.data, TextData):
+        places = [] if job.data.tokenizer == BYTES else [job.data.tokenizer]
+    else:
+        places = [place for place in (model.weights, model.config) if isinstance(place, str)]
+    for place in places:
+        if found := [path for path in (Path(place) / name for name in _MAKE_INPUTS) if path.is_file()]:
+            yield from found
+            break
+    if model.weights is not None and (path := Path(model.weights) / "generation_config.json").is_file():
+        yield path
 
 
 def sources(model: HuggingFaceModel) -> dict[str, str]:

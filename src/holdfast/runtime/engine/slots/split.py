@@ -6,13 +6,14 @@ Which parameters belong to which layer, no name says: one pass does, and what gr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.data.items import Inputs, first_of, of_each
+from holdfast.runtime.engine.evaluated import as_evaluated
 from holdfast.runtime.engine.model import WithContext
 from holdfast.runtime.engine.slots.frames import Call, Frame, Given, Halt, Way, generators, generators_kept
 
@@ -41,7 +42,7 @@ def split(whole: nn.Module, path: str, way: Way, call: Call, inputs: Inputs) -> 
     of_blocks = {id(buffer) for buffer in whole.get_submodule(path).buffers()}
     buffers = {id(buffer) for buffer in whole.buffers()} - of_blocks
     late = {id(buffer) for name in modules() for buffer in whole.get_submodule(name)._buffers.values()} & buffers
-    recorder = _Recorder(Frame(whole, path, ()), way, call)
+    recorder = _Recorder(Frame(whole, path, ()), way, call, whole.training)
     blocks = enumerate(whole.get_submodule(path).children())
     return (
         _Front(Frame(whole, path, before | (every - behind) | (buffers - late)), way, call),
@@ -88,8 +89,8 @@ def _all_trained(parameters: Collection[nn.Parameter]) -> Iterator[None]:
 class _Recorder:
     """What blocks are given beside the hidden state, as the module around them says, of which no parameter is there."""
 
-    def __init__(self, frame: Frame, way: Way, call: Call) -> None:
-        self._frame, self._way, self._call = frame, way, call
+    def __init__(self, frame: Frame, way: Way, call: Call, training: bool) -> None:
+        self._frame, self._way, self._call, self.training = frame, way, call, training
         self._last: tuple[Inputs, bool, list[Given]] | None = None
 
     def given(self, inputs: Inputs, number: int, *, training: bool) -> Given:
@@ -108,9 +109,9 @@ class _Recorder:
                 raise Halt
             return self._way.returned(self._way.taken(given))
 
-        self._frame.module.train(training)
         self._frame.move(lambda zero: zero.to(device))
-        with torch.no_grad(), generators_kept(device):
+        as_it_is = nullcontext() if training else as_evaluated(self._frame.module)
+        with torch.no_grad(), generators_kept(device), as_it_is:
             self._frame.run(self._call, inputs, note)
         return found
 
@@ -132,6 +133,7 @@ class _Block(WithContext):
             at = at.get_submodule(name)
         at.add_module(last, block)
         self.__dict__.update(block=block, way=way, recorder=recorder, number=number)
+        self.training = recorder.training  # the whole module's, which the block's need not be
 
     def context(self, inputs: Inputs) -> Given:
         """See WithContext."""
@@ -153,6 +155,7 @@ class _Of(WithContext):
     def __init__(self, module: nn.Module, call: Call) -> None:
         super().__init__()
         self.__dict__.update(module=module, call=call)
+        self.training = module.training
         self.__dict__.update(_modules=module._modules, _parameters=module._parameters, _buffers=module._buffers)
         self.__dict__["_non_persistent_buffers_set"] = module._non_persistent_buffers_set
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.errors import ConfigError
+from holdfast.runtime.engine.evaluated import as_evaluated
 from holdfast.runtime.engine.foreign import theirs
 from holdfast.runtime.engine.model import Loss, WithContext, check_loss
 from holdfast.runtime.engine.precision import cast_to
-from holdfast.runtime.engine.slots.blocks import find_blocks
+from holdfast.runtime.engine.slots.blocks import buffers_kept, find_blocks
 from holdfast.runtime.engine.slots.frames import Call, Way
 from holdfast.runtime.engine.slots.split import Alone, split
 from holdfast.runtime.tensors import same_bits
@@ -115,7 +116,7 @@ def check_equal(
     """Runs a micro-batch through a module and through its layers, each part under a seed of its own.
 
     Args:
-        whole: the module; the gradients of its parameters are left as they are found.
+        whole: the module; the gradients of its parameters, and its buffers, are left as they are found.
         layers: of it, with its own parameters.
         path: of the list of its blocks.
         call: runs it.
@@ -128,7 +129,7 @@ def check_equal(
     """
     inputs, targets = batch
     named = {name: each for name, each in whole.named_parameters() if each.requires_grad}
-    with _seeded(whole, path):
+    with buffers_kept(whole), _seeded(whole, path):
         _seed(0)
         with cast_to(precision, first_of(inputs).device):
             expected = call(whole, of_each(torch.clone, inputs))
@@ -144,16 +145,29 @@ def check_equal(
             raise ConfigError(
                 f"{kind} cannot be cut: layer by layer, the gradient of {name} has other bits than that of the whole"
             )
-    with torch.no_grad(), cast_to(precision, first_of(inputs).device):
-        expected = call(whole.eval(), of_each(torch.clone, inputs))
-        whole.train()
+    with torch.no_grad(), buffers_kept(whole), cast_to(precision, first_of(inputs).device):
+        for module in (whole, *layers):
+            _change_statistics(module)
+        with _seeded(whole, path), as_evaluated(whole):
+            _seed(0)
+            expected = call(whole, of_each(torch.clone, inputs))
         found = first_of(inputs).clone()
-        for layer in layers:
-            layer.eval()
-            found = layer(found, *((layer.context(inputs),) if isinstance(layer, WithContext) else ()))
-            layer.train()
+        for number, layer in enumerate(layers):
+            with as_evaluated(layer):
+                beside = (layer.context(inputs),) if isinstance(layer, WithContext) else ()
+                _seed(number)
+                found = layer(found, *beside)
     if not same_bits(expected, found):
         raise ConfigError(f"{kind} cannot be cut: its layers give other bits than the whole of it in eval mode")
+
+
+def _change_statistics(module: nn.Module) -> None:
+    """Gives batch-norm statistics as after some training: they find who reads others than its layer's own."""
+    for name, buffer in module.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.fill_(0.25)
+        if name.endswith("running_var"):
+            buffer.fill_(1.5)
 
 
 def _layer_by_layer(
