@@ -17,6 +17,7 @@ from holdfast.cli.board import add_board_parser
 from holdfast.cli.certs import add_certs_parser
 from holdfast.cli.export import add_export_parser
 from holdfast.cli.groups import add_groups_parser
+from holdfast.cli.init import add_init_parser
 from holdfast.cli.inspect import add_inspect_parser
 from holdfast.cli.launch import add_launch_parser
 from holdfast.cli.metrics import add_metrics_parser
@@ -52,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(prog="holdfast", description=about)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
+    add_init_parser(commands)
     add_train_parser(commands)
     add_run_parser(commands)
     add_coordinator_parser(commands)
