@@ -58,7 +58,7 @@ _IN_FAST_NUMERICS = (
 _NOT_THERE = msgspec.UNSET
 _BEYOND_JSON = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
 _LONGEST = 160
-_ARGUMENTS = ".arguments."
+_ARGUMENTS = "arguments."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +85,16 @@ def deciding(job: Job) -> dict[str, Any]:
     """
     tree = msgspec.to_builtins(job, enc_hook=repr)
     for section in tree:
-        if (arguments := getattr(getattr(job, section), "arguments", None)) is not None:
-            tree[section]["arguments"] = arguments  # a set of them is none any more in the tree
+        for key in ("arguments", "schedule_arguments"):
+            if (arguments := getattr(getattr(job, section), key, None)) is not None:
+                tree[section][key] = arguments  # a set of them is none any more in the tree
     tree = spelled(tree)
     tree["train"]["device"] = job.train.device_kind  # which of them computes changes nothing
     tree["train"]["technique"] = job.train.technique_unprofiled  # with fast numerics, where it counts
     if job.train.sum_chunks == default_chunks(job.global_microbatches):
         tree["train"]["sum_chunks"] = None
     left_out = (*_NEVER, *(() if job.train.numerics == "fast" else _IN_FAST_NUMERICS))
-    if job.optimizer.schedule == "constant":
+    if job.optimizer.schedule not in ("cosine", "linear"):
         left_out += ("train.steps",)
     values = {path: value for path, value in _flat(tree) if not covers(left_out, path)}
     return {**values, SUMS: _SUMS_NOW, GLOBAL_BATCH: job.global_microbatches}
@@ -203,7 +204,7 @@ def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield section, value
             continue
         for key, below in value.items():
-            if key == "arguments" and isinstance(below, dict):
+            if key.endswith("arguments") and isinstance(below, dict):
                 yield from _arguments(f"{section}.{key}", below)
             else:
                 yield f"{section}.{key}", below

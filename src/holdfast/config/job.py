@@ -415,7 +415,10 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
         betas: of adam, adamw and lamb.
         eps: of adam, adamw and lamb.
         amsgrad: of adam and adamw.
-        schedule: of the learning rate; ``cosine`` and ``linear`` fall to 0 at the last step.
+        schedule: of the learning rate: ``constant``; ``cosine`` and ``linear`` fall to 0 at the last step; or
+            ``package.module:name`` of a scheduler of torch's, such as ``torch.optim.lr_scheduler:StepLR``, which goes
+            by the step alone and begins behind ``warmup_steps``.
+        schedule_arguments: what such a scheduler is called with beside the optimizer.
         warmup_steps: in which the learning rate rises linearly.
     """
 
@@ -428,7 +431,8 @@ class Optimizer(_Plain, frozen=True, kw_only=True):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: PositiveFloat = 1.0e-8
     amsgrad: bool = False
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    schedule: str = "constant"
+    schedule_arguments: dict[str, Any] = {}
     warmup_steps: Count = 0
 
 

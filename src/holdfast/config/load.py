@@ -640,6 +640,13 @@ def _wrong_optimizer(optimizer: Optimizer) -> str:
         return "dampening: needs kind sgd and momentum above 0"
     if optimizer.amsgrad and optimizer.kind not in ("adam", "adamw"):
         return "amsgrad: needs kind adam or adamw"
+    if optimizer.schedule not in ("constant", "cosine", "linear") and ":" not in optimizer.schedule:
+        return (
+            "schedule: expected one of constant, cosine, linear, or package.module:name of a scheduler, got "
+            f"{optimizer.schedule!r}"
+        )
+    if optimizer.schedule_arguments and ":" not in optimizer.schedule:
+        return f"schedule_arguments: schedule {optimizer.schedule} takes none; expected none, or a scheduler of torch's"
     own, plain = ":" in optimizer.kind, Optimizer()
     if not own and optimizer.kind not in _KINDS_WITH["lr"]:
         return ""  # whoever makes it says that there is no such kind

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from holdfast.data.orders import shuffled
 from holdfast.data.sampler import load_items
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, digest_states, layer_file, load_layer, save_layer
-from holdfast.optim.factory import learning_rate_scale
-from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling
+from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling, learning_rate_of
 from holdfast.runtime.engine.model import WithContext, retie
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.failing import SimulatedFailure
@@ -105,7 +103,7 @@ class Trainer:
         prepared = prepare(
             self._model,
             (_failing(optimizer, scenario, len(job.grid.depths)),),
-            schedulers=(LambdaLR(optimizer, _scale_of(job)),),
+            schedulers=(LambdaLR(optimizer, learning_rate_of(job)),),
             clip_norm=job.train.clip_norm,
             bucket_bytes=1,  # each gradient by itself, also where nothing fails
         )
@@ -229,15 +227,6 @@ def _failing(
         workers=workers,
         progress=scenario.progress,
         recovery=scenario.strategy,  # type: ignore[arg-type]  # of those that can be simulated
-    )
-
-
-def _scale_of(job: Job) -> Callable[[int], float]:
-    return partial(
-        learning_rate_scale,
-        warmup_steps=job.optimizer.warmup_steps,
-        total_steps=job.train.steps,
-        schedule=job.optimizer.schedule,
     )
 
 

@@ -99,6 +99,7 @@ def test_every_other_key_of_every_section_counts():
         keys = {f"{section}.{field.name}" for field in msgspec.structs.fields(struct)}
         assert keys - set(values) <= {
             "model.checkpoint_activations",
+            "optimizer.schedule_arguments",  # each of them is a key of its own
             "grid.workers",  # it is told as the layout that was found
             "grid.global_microbatches",
             "grid.workers_per_node",
@@ -158,6 +159,14 @@ def test_where_a_profile_cuts_nobody_knows_whether_a_layout_is_the_same():
     options = ("train.numerics=fast", "train.technique=decoupled", "train.profile=p.json")
     (found,) = told(job(*options), job(*options, grid=layout(([3], 6), ([3], 6))))
     assert found.startswith("grid.layout: ")
+
+
+def test_what_a_scheduler_is_called_with_counts_and_the_number_of_steps_does_not():
+    made = ("optimizer.schedule=torch.optim.lr_scheduler:StepLR", "optimizer.schedule_arguments={step_size: 3}")
+    assert told(job(*made), job(*made, "train.steps=99")) == []
+    assert told(job(*made), job(*made, "optimizer.schedule_arguments.step_size=4")) == [
+        "optimizer.schedule_arguments.step_size: expected 3, as in the checkpoint, got 4"
+    ]
 
 
 def test_a_schedule_that_falls_makes_the_number_of_steps_count():

@@ -218,7 +218,17 @@ def complaint(tree, *overrides):
             "fp16",
             "train: expected loss_scale with precision fp16, whose small gradients would be zero: {}",
         ),
-        ("optimizer.schedule", "step", "optimizer.schedule: expected one of constant, cosine, linear, got 'step'"),
+        (
+            "optimizer.schedule",
+            "step",
+            "optimizer.schedule: expected one of constant, cosine, linear, or package.module:name of a scheduler, got "
+            "'step'",
+        ),
+        (
+            "optimizer.schedule_arguments",
+            {"step_size": 3},
+            "optimizer.schedule_arguments: schedule constant takes none; expected none, or a scheduler of torch's",
+        ),
         ("optimizer.lr", 0, "optimizer.lr: expected `float` > 0.0, got 0"),
         ("optimizer.lr", float("nan"), "optimizer.lr: expected `float` > 0.0, got nan"),
         ("optimizer.betas", [0.9], "optimizer.betas: expected `array` of length 2, got 1, got [0.9]"),
@@ -301,6 +311,7 @@ def test_a_key_that_counts_for_nothing_is_refused(overrides, text):
         ["optimizer.kind=sgd", "optimizer.momentum=0.9"],
         ["optimizer.kind=lamb", "optimizer.betas=[0.5, 0.9]", "optimizer.eps=1e-6"],
         [f"optimizer.kind={MINE}", "optimizer.schedule=cosine", "optimizer.warmup_steps=2"],
+        ["optimizer.schedule=torch.optim.lr_scheduler:StepLR", "optimizer.schedule_arguments={step_size: 3}"],
         ["checkpoint.keep=5", "checkpoint.every=0", "logging.helpers=1"],
         ["checkpoint.keep=5", "checkpoint.every=2"],
         ["checkpoint.url=s3://b/x", "resume=auto"],

@@ -60,6 +60,7 @@ from holdfast.models.losses import cross_entropy
 from holdfast.optim.digest import tensor_sha256
 from holdfast.optim.factory import OptimizerFactory, learning_rate_scale, make_optimizer
 from holdfast.optim.loss_scale import LossScaling
+from holdfast.optim.schedules import Tabulated
 from holdfast.optim.undo import inverse_of
 from holdfast.protocol.worker import Engine
 from holdfast.recovery.choice import Sizes
@@ -88,6 +89,7 @@ __all__ = [
     "evaluation_data",
     "fingerprint_data",
     "fingerprint_model",
+    "learning_rate_of",
     "microbatch_loader",
     "probe",
     "sources_of",
@@ -96,6 +98,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
+_TRIED_STEPS = 100_000
+"""Of a scheduler; more would take seconds."""
 _DATA = -1
 """Loading is seeded as if it were the layer before the first."""
 
@@ -380,7 +384,7 @@ def probe(job: Job, device: Device = HOST) -> Probed:
         _check_initial(job, model, initial)
     _check_commit(job, model, build_optimizer(job))
     checkpointed_layers(job, len(model.layers))
-    _lr_scale(job)(0)
+    learning_rate_of(job)(min(job.train.steps, _TRIED_STEPS) - 1)
     batch = microbatch_loader(job, lambda: dataset, item)(0, 0)
     inputs, targets = of_each(device.brought, batch[0]), device.brought(batch[1])
     stage_of = partial(
@@ -473,7 +477,7 @@ def _stage_to_try(job: Job, model: Model, load: Loader, device: Device, index: i
         ties=(),
         loss=model.loss,
         optimizer=build_optimizer(job),
-        lr_scale=_lr_scale(job),
+        lr_scale=learning_rate_of(job),
         seed=job.train.seed,
         num_microbatches=1,
         load=load,
@@ -564,6 +568,7 @@ def sources_of(job: Job) -> dict[str, str]:
     """
     named = {
         "optimizer.kind": job.optimizer.kind if ":" in job.optimizer.kind else None,
+        "optimizer.schedule": job.optimizer.schedule if ":" in job.optimizer.schedule else None,
         "train.device": job.train.device if is_target(job.train.device) else None,
     }
     if isinstance(job.model, PythonModel):
@@ -659,13 +664,32 @@ def checkpointed_layers(job: Job, num_layers: int) -> frozenset[int]:
     return layers
 
 
-def _lr_scale(job: Job) -> Callable[[int], float]:
-    return partial(
-        learning_rate_scale,
-        warmup_steps=job.optimizer.warmup_steps,
-        total_steps=job.train.steps,
-        schedule=job.optimizer.schedule,
-    )
+def learning_rate_of(job: Job) -> Callable[[int], float]:
+    """Returns the factor on the learning rate, as a function of the step.
+
+    Raises:
+        ConfigError: its scheduler cannot be made, or goes by more than the step.
+    """
+    options = job.optimizer
+    if ":" not in options.schedule:
+        return partial(
+            learning_rate_scale,
+            warmup_steps=options.warmup_steps,
+            total_steps=job.train.steps,
+            schedule=options.schedule,
+        )
+    make = load_target(options.schedule, "optimizer.schedule")
+    failed = f"optimizer.schedule: {options.schedule} failed"
+    with theirs(failed):
+        scale = Tabulated(partial(make, **options.schedule_arguments), options.lr)
+
+    def behind_warmup(step: int) -> float:
+        if step < options.warmup_steps:
+            return learning_rate_scale(step, warmup_steps=options.warmup_steps)
+        with theirs(failed):
+            return scale(step - options.warmup_steps)
+
+    return behind_warmup
 
 
 def microbatch_loader(
@@ -777,7 +801,7 @@ def stage_options(
         "ties": model.ties,
         "loss": model.loss,
         "optimizer": build_optimizer(job),
-        "lr_scale": _lr_scale(job),
+        "lr_scale": learning_rate_of(job),
         "seed": job.train.seed,
         "num_microbatches": job.global_microbatches,
         "chunks": job.train.sum_chunks,
