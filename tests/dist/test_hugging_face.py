@@ -42,6 +42,25 @@ def test_a_model_that_is_cut_survives_with_the_bits_of_one_worker_and_is_read_by
     assert all(torch.equal(each, trained[name]) for name, each in read.named_parameters())
 
 
+def test_adapters_survive_and_transformers_reads_what_they_have_made_of_the_weights(runs):
+    pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
+    from transformers import AutoModelForCausalLM
+
+    first = runs.train("llama")
+    begun = f"model.config={first.run_dir / 'final'}", f"model.weights={first.run_dir / 'final'}"
+    adapted = (*begun, "model.lora={r: 4, targets: [q_proj, v_proj]}", "train.steps=8", "optimizer.lr=0.01")
+    survived = runs.train("llama", *FAULTS, overrides=adapted)
+    assert survived.unfired == ()
+    assert survived.weights_sha256 == runs.train("llama", overrides=(*adapted, *ALONE)).weights_sha256
+    assert survived.final_loss < first.final_loss
+    before, behind = (
+        AutoModelForCausalLM.from_pretrained(run.run_dir / "final").state_dict() for run in (first, survived)
+    )
+    changed = {name for name in before if not torch.equal(before[name], behind[name])}
+    assert changed == {name for name in before if name.endswith(("q_proj.weight", "v_proj.weight"))}
+    assert (survived.run_dir / "final" / "adapter" / "adapter_model.safetensors").exists()
+
+
 def test_a_model_that_cannot_be_written_is_told_and_the_layers_are_there(runs, tmp_path):
     """A folder is where a file is to be: all is trained, and `holdfast export` writes the model elsewhere."""
     run_dir = tmp_path / "run"

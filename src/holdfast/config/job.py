@@ -27,6 +27,7 @@ __all__ = [
     "Grid",
     "Job",
     "Logging",
+    "Lora",
     "LossScaleSettings",
     "ModelSettings",
     "Nt3Data",
@@ -191,6 +192,22 @@ HuggingFaceTask = Literal[
 ]
 
 
+class Lora(_Plain, frozen=True, kw_only=True):
+    """Adapters of low rank, which are trained while all else stays as it is (docs/hugging_face.md#lora).
+
+    Attributes:
+        r: their rank.
+        alpha: what they add counts ``alpha / r`` times; null: twice the rank.
+        dropout: of what they are given.
+        targets: ends of the names of the linear layers that have one; null: those that peft knows of the model.
+    """
+
+    r: Positive = 8
+    alpha: Positive | None = None
+    dropout: Fraction = 0.0
+    targets: tuple[str, ...] | None = None
+
+
 class HuggingFaceModel(_Section, tag="huggingface", frozen=True, kw_only=True):
     """A model of Hugging Face's transformers, cut at its blocks (docs/hugging_face.md).
 
@@ -200,6 +217,7 @@ class HuggingFaceModel(_Section, tag="huggingface", frozen=True, kw_only=True):
         labels: how many classes there are, for a task with classes; null: as ``config`` says.
         weights: a folder with safetensors to begin with; null: weights are drawn from the job's seed.
         loss: a function of output and target; null: cross entropy of logits and classes, of which -100 is left out.
+        lora: train adapters instead of the weights; null: all weights are trained.
         attention: how attention is computed: ``sdpa`` or ``eager``; null: as transformers chooses for the model.
         checkpoint_activations: layers that keep only their input and are run again for their backward pass, all
             (``true``) or some (``[1, 2]``); same bits.
@@ -210,6 +228,7 @@ class HuggingFaceModel(_Section, tag="huggingface", frozen=True, kw_only=True):
     labels: Positive | None = None
     weights: str | None = None
     loss: str | None = None
+    lora: Lora | None = None
     attention: Literal["sdpa", "eager"] | None = None
     checkpoint_activations: Checkpointed = False
 

@@ -120,13 +120,16 @@ def create_private(path: str, flags: int) -> int:
 
 
 def settle(made: Path) -> None:
-    """Makes a file private, or those of a folder, and has them on the disk."""
-    for path in sorted(made.iterdir()) if made.is_dir() else (made,):
-        path.chmod(0o600)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    """Makes a file private, or a folder with all that is in it, and has it on the disk."""
     if made.is_dir():
+        for path in sorted(made.iterdir()):
+            settle(path)
+        made.chmod(0o700)
         synchronise(made)
+        return
+    made.chmod(0o600)
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_private(path: Path, data: bytes) -> None:

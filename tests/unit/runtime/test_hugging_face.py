@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from holdfast.config.job import DigitsData, Grid, HuggingFaceModel, Job, Train
+from holdfast.config.job import DigitsData, Grid, HuggingFaceModel, Job, Lora, Train
 from holdfast.core.tensorspec import NO_TARGET
 from holdfast.data.items import stack
 from holdfast.data.labelled import Labelled
@@ -231,6 +231,65 @@ def test_a_model_that_sees_what_it_is_asked_for_is_refused(family):
     with pytest.raises(ConfigError, match=r"sees the tokens that it is asked for, those that follow; expected"):
         check_causal(whole(HuggingFaceModel(config=OF_TEXTS[family])), padded())
     check_causal(whole(HuggingFaceModel(config={**OF_TEXTS[family], "is_decoder": True})), padded())
+
+
+ADAPTED = Lora(r=4, dropout=0.1, targets=("q_proj", "v_proj"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "opt"])
+def test_adapters_are_trained_alone_and_have_the_bits_of_the_whole(family):
+    pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
+    torch.manual_seed(3)
+    made = whole(model(family, lora=ADAPTED))
+    made.check(batch(), cross_entropy)
+    trained = [name for name, each in made.module.named_parameters() if each.requires_grad]
+    assert len(trained) == 8
+    assert all(".lora_" in name for name in trained)
+
+
+def test_the_head_of_a_new_task_is_trained_beside_adapters():
+    pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
+    made = whole(
+        HuggingFaceModel(config=OF_TEXTS["bert"], task="sequence-classification", lora=Lora(targets=("query",)))
+    )
+    trained = {name for name, each in made.module.named_parameters() if each.requires_grad}
+    assert {name for name in trained if "lora" not in name} == {
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "classifier.weight",
+        "classifier.bias",
+    }
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what peft calls in transformers
+def test_adapters_are_saved_for_peft_and_within_the_weights_for_transformers(tmp_path):
+    peft = pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base, tokens = tmp_path / "base", batch()[0]
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **GROUPED)).save_pretrained(base)
+    begun = HuggingFaceModel(config=str(base), weights=str(base), lora=ADAPTED)
+    made = whole(begun)
+    for name, each in made.module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(each.data)  # as after some training; it begins with zeros
+    save(job_of(begun), dict(made.module.named_parameters()), tmp_path / "made")
+    made.module.eval()
+    with torch.no_grad():
+        expected = made.call(made.module, tokens)
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "made")(tokens).logits
+        ours = AutoModelForCausalLM.from_pretrained(base)
+        adapted = peft.PeftModel.from_pretrained(ours, tmp_path / "made" / "adapter")(tokens).logits
+    torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapted, expected, rtol=0, atol=0)
+    assert "peft" in sources(begun)
+
+
+def test_layers_that_a_model_does_not_have_are_told():
+    pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
+    with pytest.raises(ConfigError, match=r"^model.lora: .*: Target modules .*none.* not found in the base"):
+        whole(model("llama", lora=Lora(targets=("none",))))
 
 
 def test_attention_is_computed_as_it_is_told():

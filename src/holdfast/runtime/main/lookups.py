@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
@@ -138,6 +139,8 @@ def _write_model(job: Job, directory: Path) -> str:
             save(job, weights, Path(folder))
             settle(Path(folder))
             for path in sorted(Path(folder).iterdir(), key=lambda path: path.name == _SAYS_WHAT_IT_IS):
+                if path.is_dir():
+                    shutil.rmtree(directory / path.name, ignore_errors=True)
                 path.replace(directory / path.name)
     except OSError as error:
         raise ConfigError(f"{error.strerror or error}") from error

@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import os
 import shutil
+import warnings
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +61,10 @@ def whole(model: HuggingFaceModel) -> Whole:
         ConfigError: transformers is not there; or it cannot make the model.
     """
     made, drawn = _made(model)
+    if model.lora is not None:
+        with theirs("model.lora"):
+            _peft().inject_adapter_in_model(_adapters(model), made)
+            _train_head(model, made)
     named = {
         name
         for name, each in inspect.signature(made.forward).parameters.items()
@@ -137,16 +142,58 @@ def save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
     assert isinstance(model, HuggingFaceModel), "others are not transformers'"
     with torch.device("meta"):
         made, _ = _made(model, read=False)
-    found = made.load_state_dict(dict(weights), strict=False, assign=True)
+        adapted = None if model.lora is None else _adapted(model, made)
+    named = {name: each.detach() for name, each in weights.items()}
+    found = made.load_state_dict(named, strict=False, assign=True)
     made.tie_weights()
     missing = [name for name, parameter in made.named_parameters() if parameter.is_meta]
     if missing or found.unexpected_keys:
         names = ", ".join([*missing, *found.unexpected_keys][:3])
         raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
     made.config.use_cache = True
+    if adapted is not None:
+        adapted.save_pretrained(folder / "adapter")
+        made = adapted.merge_and_unload(safe_merge=True)  # the weights that were given stay as they are
     made.save_pretrained(folder)
     for path in _beside(job):
         shutil.copyfile(path, folder / path.name)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(f"model.lora: {error}; {installing('lora')}") from None
+    return peft
+
+
+def _adapted(model: HuggingFaceModel, made: nn.Module) -> Any:
+    """Returns a model with adapters as peft wraps it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of what peft calls in transformers
+        return _peft().get_peft_model(made, _adapters(model))
+
+
+def _adapters(model: HuggingFaceModel) -> Any:
+    """Returns the adapters of a model, as peft's config says it."""
+    lora = model.lora
+    assert lora is not None, "it has some"
+    return _peft().LoraConfig(
+        base_model_name_or_path=model.weights,
+        r=lora.r,
+        lora_alpha=lora.alpha or 2 * lora.r,
+        lora_dropout=lora.dropout,
+        target_modules=None if lora.targets is None else list(lora.targets),
+    )
+
+
+def _train_head(model: HuggingFaceModel, made: Any) -> None:
+    """What a model has for its task alone is trained, too, but for a language model's, which is there already."""
+    if model.task != "causal-lm":
+        of_the_task = _of_a_task(made)
+        for name, parameter in made.named_parameters():
+            if of_the_task(name):
+                parameter.requires_grad_()
 
 
 def _beside(job: Job) -> Iterator[Path]:
@@ -174,6 +221,9 @@ def sources(model: HuggingFaceModel) -> dict[str, str]:
         ConfigError: something cannot be read.
     """
     found = {"transformers": hashlib.sha256(metadata.version("transformers").encode()).hexdigest()}
+    if model.lora is not None:
+        with theirs("model.lora"):
+            found["peft"] = hashlib.sha256(_peft().__version__.encode()).hexdigest()
     folders = {"model.config": model.config, "model.weights": model.weights}
     for key, place in folders.items():
         if isinstance(place, str):
