@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.events import Settled, read_events
+from holdfast.telemetry.events import Judged, read_events
 
 pytestmark = pytest.mark.dist
 
@@ -17,7 +17,7 @@ STEPS = (
 
 
 def rates(run):
-    told = [event for _, event in read_events(run.run_dir / "events.jsonl") if isinstance(event, Settled)]
+    told = [event for _, event in read_events(run.run_dir / "events.jsonl") if isinstance(event, Judged)]
     return {event.step: event.rate for event in told}
 
 

@@ -41,6 +41,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Judged,
     LibraryFilled,
     Loaded,
     MadeAgain,
@@ -58,7 +59,6 @@ from holdfast.telemetry.events import (
     Resumed,
     Scheduled,
     Seated,
-    Settled,
     StepOmitted,
     StepOps,
     Summed,
@@ -341,7 +341,7 @@ def _is_routine(event: Event, beginning: bool) -> bool:
             return not omitted
         case WorkerReady():
             return beginning
-    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared | Summed | Settled)
+    return isinstance(event, Suspected | Pinned | Loaded | Ran | ClockCompared | Summed | Judged)
 
 
 def tell_checkpoint(event: Event) -> str | None:
@@ -407,9 +407,9 @@ def _tell_job(event: Event) -> str | None:
             return f"worker {event.worker} begins step {event.step}"
         case Summed():
             return f"worker {event.worker} holds {event.sums} sum(s) of step {event.step}"
-        case Settled():
+        case Judged():
             rate = "" if event.rate is None else f", learning rate {event.rate:.4g}"
-            return f"step {event.step} settled, norm of its gradient {_figure(event.norm)}{rate}"
+            return f"step {event.step} judged, norm of its gradient {_figure(event.norm)}{rate}"
         case StepOmitted():
             return f"step {event.step}, updated ahead of its verdict, is OMITTED: a gradient was not finite"
         case StepOps(knows_loss=True):

@@ -14,7 +14,7 @@ from holdfast.protocol.executor import StepCommitted
 from holdfast.protocol.span_recorder import SpanRecorder, add_span
 from holdfast.protocol.worker import WorkerProtocol, mean_loss
 from holdfast.runtime.transport.port import Sent
-from holdfast.telemetry.events import Log, Settled, StepOmitted, StepOps
+from holdfast.telemetry.events import Judged, Log, StepOmitted, StepOps
 
 __all__ = ["StepRecord"]
 
@@ -73,8 +73,8 @@ class StepRecord:
         if message.omitted and step not in self._omitted:
             self.log.write(self.clock(), StepOmitted(worker=worker, generation=generation, step=step))
         norm = None if message.omitted else stage.norm
-        settled = Settled(worker=worker, generation=generation, step=step, norm=norm, rate=stage.rate(step))
-        self.log.write(self.clock(), settled)
+        judged = Judged(worker=worker, generation=generation, step=step, norm=norm, rate=stage.rate(step))
+        self.log.write(self.clock(), judged)
 
     def committed(self, committed: StepCommitted, sent: Sent) -> None:
         """Logs a step.

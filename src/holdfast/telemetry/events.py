@@ -66,7 +66,7 @@ __all__ = [
     "MadeAgain",
     "Scheduled",
     "Seated",
-    "Settled",
+    "Judged",
     "StepOmitted",
     "StepOps",
     "Summed",
@@ -481,7 +481,7 @@ class Ran(_Event, frozen=True, tag="ran", kw_only=True):
         return last - (self.stop - 1 - step) * self.step_s
 
 
-class Settled(_Event, frozen=True, tag="settled", kw_only=True):
+class Judged(_Event, frozen=True, tag="judged", kw_only=True):
     """The verdict over a step is known; told by one worker, who knows what came of it.
 
     Attributes:
@@ -661,7 +661,7 @@ Event = (
     | Migrating
     | StepOps
     | Ran
-    | Settled
+    | Judged
     | StepOmitted
     | Summed
     | Pinned

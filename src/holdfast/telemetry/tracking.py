@@ -17,15 +17,15 @@ from holdfast.telemetry.events import (
     Event,
     JobEnded,
     JobStarted,
+    Judged,
     Resumed,
-    Settled,
     StepOps,
 )
 
 __all__ = ["Happening", "Stepped", "Tracking"]
 
 
-_SETTLED = 100
+_JUDGED = 100
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,29 +73,29 @@ class Tracking:
         self._samples = job.samples_per_step if job else 0
         self._clock = job.wall_time - at if job else 0.0
         self._waiting: deque[Done] = deque()
-        self._settled: dict[int, Settled] = {}
+        self._judged: dict[int, Judged] = {}
         self._next, self._last = 0, -1
 
     def hear(self, at: float, event: Event) -> Iterator[Happening]:
         """Takes an event into account; yields what can be told behind it.
 
-        A step is told once it is settled, or a later one is done. One that was taken back before is not told.
+        A step is told once it is judged, or a later one is done. One that was taken back before is not told.
         """
         if isinstance(event, JobStarted):
             self._begin(at, event)
         self._waiting += self._commits.hear(at, event)
         match event:
-            case Settled():
-                self._settled[event.step] = event
-                if len(self._settled) > _SETTLED:  # of steps that were told without
-                    del self._settled[next(iter(self._settled))]
+            case Judged():
+                self._judged[event.step] = event
+                if len(self._judged) > _JUDGED:  # of steps that were told without
+                    del self._judged[next(iter(self._judged))]
             case StepOps(knows_loss=True):
                 self._fill(event)
             case Agreed():
                 self._take_back(self._commits.figures.done)
             case Resumed():
                 self._next = event.step
-        while self._waiting and (len(self._waiting) > 1 or self._waiting[0].step in self._settled):
+        while self._waiting and (len(self._waiting) > 1 or self._waiting[0].step in self._judged):
             yield self._told()
         if isinstance(event, JobEnded):
             yield from self.end()
@@ -116,20 +116,20 @@ class Tracking:
     def _take_back(self, step: int) -> None:
         """Steps from this one on are to be done again, or are done only now."""
         self._waiting = deque(done for done in self._waiting if done.step < step)
-        self._settled = {number: each for number, each in self._settled.items() if number < step}
+        self._judged = {number: each for number, each in self._judged.items() if number < step}
         if step <= self._last:
             self.backs, self._last = self.backs + 1, step - 1
 
     def _told(self) -> Stepped:
         done = self._waiting.popleft()
-        settled = self._settled.pop(done.step, None)
+        judged = self._judged.pop(done.step, None)
         again, self._next = done.step < self._next, max(self._next, done.step + 1)
         self._last = done.step
         return Stepped(
             step=done.step,
             loss=done.loss,
-            norm=settled.norm if settled else None,
-            rate=settled.rate if settled else None,
+            norm=judged.norm if judged else None,
+            rate=judged.rate if judged else None,
             samples_per_s=self._samples / done.seconds if done.seconds else None,
             memory=done.memory,
             workers=done.workers,

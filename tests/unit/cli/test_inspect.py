@@ -34,6 +34,7 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Judged,
     LibraryFilled,
     Loaded,
     MadeAgain,
@@ -51,7 +52,6 @@ from holdfast.telemetry.events import (
     Resumed,
     Scheduled,
     Seated,
-    Settled,
     StepOmitted,
     StepOps,
     Summed,
@@ -178,12 +178,12 @@ TOLD = [
     (step(omitted=True), "step 3 done by 1.0, loss 1.5000, OMITTED: a gradient was not finite"),
     (step(loss=None, omitted=True, knows_loss=True), "step 3 done by 1.0, OMITTED: the loss was not finite"),
     (
-        Settled(worker="1.0", generation=2, step=4, norm=0.12345, rate=1e-3),
-        "step 4 settled, norm of its gradient 0.1235, learning rate 0.001",
+        Judged(worker="1.0", generation=2, step=4, norm=0.12345, rate=1e-3),
+        "step 4 judged, norm of its gradient 0.1235, learning rate 0.001",
     ),
     (
-        Settled(worker="1.0", generation=2, step=4, norm=None, rate=None),
-        "step 4 settled, norm of its gradient not known",
+        Judged(worker="1.0", generation=2, step=4, norm=None, rate=None),
+        "step 4 judged, norm of its gradient not known",
     ),
     (
         StepOmitted(worker="1.0", generation=2, step=4),

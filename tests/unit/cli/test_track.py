@@ -18,8 +18,8 @@ from holdfast.telemetry.events import (
     Detected,
     Evaluated,
     JobEnded,
+    Judged,
     Resumed,
-    Settled,
     StepOps,
 )
 
@@ -65,7 +65,7 @@ def steps(job, number):
         known = {"generation": 1, "step": job.step, "omitted": False, "ops": ()}
         loss = 2.0 - job.step / 8
         job.write(StepOps(worker="0.0", loss=loss, knows_loss=True, **known), StepOps(worker="1.0", loss=None, **known))
-        job.write(Settled(worker="0.0", generation=1, step=job.step, norm=0.5, rate=0.25))
+        job.write(Judged(worker="0.0", generation=1, step=job.step, norm=0.5, rate=0.25))
         job.step += 1
 
 
@@ -216,7 +216,7 @@ def test_a_step_that_was_settled_before_all_had_swapped_is_told_though_the_job_i
     job.begin()
     known = {"generation": 1, "step": 0, "omitted": False, "ops": ()}
     job.write(StepOps(worker="0.0", loss=2.0, knows_loss=True, **known))
-    job.write(Settled(worker="0.0", generation=1, step=0, norm=0.5, rate=0.25))
+    job.write(Judged(worker="0.0", generation=1, step=0, norm=0.5, rate=0.25))
     job.write(StepOps(worker="1.0", loss=None, **known))
     assert main(["track", str(job.run_dir), "--to", own]) == 1
     assert said(job) == [*SAID[:2], ["close"]]

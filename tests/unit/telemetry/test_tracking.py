@@ -10,10 +10,10 @@ from holdfast.telemetry.events import (
     Installed,
     JobEnded,
     JobStarted,
+    Judged,
     Ran,
     Rebuilt,
     Resumed,
-    Settled,
     StepOps,
 )
 from holdfast.telemetry.tracking import Stepped, Tracking
@@ -35,7 +35,7 @@ def swapped(step, loss=1.0, generation=1, workers=BOTH, memory=(5, 7)):
 
 
 def settled(step, norm=0.5, rate=0.1, generation=1):
-    return Settled(worker="0.0", generation=generation, step=step, norm=norm, rate=rate)
+    return Judged(worker="0.0", generation=generation, step=step, norm=norm, rate=rate)
 
 
 def agreed(step, generation=2):
