@@ -160,7 +160,8 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
     from holdfast.config.laying_out import sums_of
     from holdfast.core.instructions import Reduce, Send
     from holdfast.core.lower import lower
-    from holdfast.runtime.engine.build import build_stage, probe
+    from holdfast.runtime.engine.build import build_stage
+    from holdfast.runtime.engine.probing import probe
     from holdfast.runtime.tensors import num_bytes
 
     assert job.model.__struct_config__.tag == "gpt"
@@ -185,7 +186,8 @@ def _holdfast_bytes(job: Job) -> dict[str, dict[str, int]]:
 
 
 def _baseline_bytes(job: Job) -> dict[str, dict[str, int]]:
-    from holdfast.runtime.engine.build import build_model, probe
+    from holdfast.runtime.engine.modules import build_model
+    from holdfast.runtime.engine.probing import probe
     from holdfast.runtime.tensors import num_bytes
 
     grid, model = job.grid, build_model(job)

@@ -23,7 +23,8 @@ from holdfast.control.messages import Progress
 from holdfast.core.ids import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.planning.remainder import logged_bytes
-from holdfast.runtime.engine.build import build_model, probe
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.probing import probe
 from holdfast.runtime.node.signals import Interrupted
 from holdfast.settings.planning import healthy_plan, stages_of
 from holdfast.telemetry.events import WorkerReady, read_events

@@ -23,7 +23,9 @@ import torch.distributed as dist
 from holdfast.config.job import Job
 from holdfast.config.load import load_job
 from holdfast.data.sampler import load_microbatch
-from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer
+from holdfast.runtime.engine.datasets import build_dataset
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.optimizing import build_optimizer
 from torchft_manager import make_manager
 
 _PR_SET_PDEATHSIG = 1

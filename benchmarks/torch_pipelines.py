@@ -189,7 +189,8 @@ class _Worker:
         from torch.distributed import pipelining
 
         from holdfast.models import gpt
-        from holdfast.runtime.engine.build import build_dataset, build_optimizer
+        from holdfast.runtime.engine.datasets import build_dataset
+        from holdfast.runtime.engine.optimizing import build_optimizer
 
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)

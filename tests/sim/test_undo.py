@@ -11,7 +11,8 @@ from holdfast.config.load import parse_job
 from holdfast.core.faults import Fault
 from holdfast.core.ids import WorkerId
 from holdfast.core.placement import LayerRange, home_placement
-from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.runtime.engine.build import build_stage
+from holdfast.runtime.engine.probing import probe
 from holdfast.schedule.builders import home_plan
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import Agreed, HandingOver

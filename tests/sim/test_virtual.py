@@ -19,7 +19,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.instructions import Payload
 from holdfast.core.placement import split_evenly
 from holdfast.protocol.step_log import StepLog
-from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.runtime.engine.build import build_stage
+from holdfast.runtime.engine.probing import probe
 from holdfast.schedule.builders import regular_plan
 from holdfast.settings.planning import healthy_plan
 from holdfast.telemetry.events import CoordinatorLost, CoordinatorReady, Detected, Installed, Reattached, StepOps

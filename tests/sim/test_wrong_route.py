@@ -12,7 +12,8 @@ from holdfast.core.ids import WorkerId
 from holdfast.core.schedule import OpKind
 from holdfast.core.summing import add_up
 from holdfast.errors import LedgerError
-from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.runtime.engine.build import build_stage
+from holdfast.runtime.engine.probing import probe
 from holdfast.settings.planning import healthy_plan
 
 JOB = {

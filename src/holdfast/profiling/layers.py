@@ -25,15 +25,12 @@ from holdfast.errors import ConfigError
 from holdfast.profiling.activation_memory import ActivationMemory
 from holdfast.profiling.samples import spread
 from holdfast.profiling.timers import Timer, timer_for
-from holdfast.runtime.engine.build import (
-    build_dataset,
-    build_model,
-    build_optimizer,
-    checkpointed_layers,
-    microbatch_loader,
-    probe,
-)
+from holdfast.runtime.engine.build import checkpointed_layers
+from holdfast.runtime.engine.datasets import build_dataset, microbatch_loader
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.optimizing import build_optimizer
 from holdfast.runtime.engine.precision import PRECISIONS
+from holdfast.runtime.engine.probing import probe
 from holdfast.runtime.engine.stage import Stage
 from holdfast.runtime.engine.stepped import ReducedLayers
 from holdfast.runtime.tensors import num_bytes

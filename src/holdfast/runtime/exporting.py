@@ -20,7 +20,7 @@ from holdfast.config.job import HuggingFaceModel, Job, PythonModel
 from holdfast.config.load import load_job
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, decode_layer, load_layer
-from holdfast.runtime.engine.build import build_optimizer
+from holdfast.runtime.engine.optimizing import build_optimizer
 from holdfast.runtime.hardening import settle
 from holdfast.runtime.loop.prepared import ToldState, told_state
 from holdfast.runtime.resume import parse_resume

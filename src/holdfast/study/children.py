@@ -14,7 +14,7 @@ import torch
 from holdfast.config.job import Job
 from holdfast.errors import ConfigError, InternalError, StorageError
 from holdfast.optim.digest import LayerState
-from holdfast.runtime.engine.build import probe
+from holdfast.runtime.engine.probing import probe
 from holdfast.runtime.main.lookups import answering
 from holdfast.study.outcomes import Baseline, Held, Outcome, Spent, load, points, save
 from holdfast.study.places import baseline_file, outcome_file, state_folder

@@ -21,8 +21,10 @@ from holdfast.data.orders import shuffled
 from holdfast.data.sampler import load_items
 from holdfast.errors import ConfigError, StorageError
 from holdfast.optim.digest import LayerState, digest_states, layer_file, load_layer, save_layer
-from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, build_scaling, learning_rate_of
+from holdfast.runtime.engine.datasets import build_dataset
 from holdfast.runtime.engine.model import WithContext, retie
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.optimizing import build_optimizer, build_scaling, learning_rate_of
 from holdfast.runtime.loop.alone import run_step, whole_stage
 from holdfast.runtime.loop.failing import SimulatedFailure
 from holdfast.runtime.loop.feeding import Feeding

@@ -13,7 +13,8 @@ from holdfast.core.placement import LayerRange
 from holdfast.core.schedule import OpKind
 from holdfast.core.summing import add_up
 from holdfast.errors import InternalError
-from holdfast.runtime.engine.build import build_stage, probe
+from holdfast.runtime.engine.build import build_stage
+from holdfast.runtime.engine.probing import probe
 from holdfast.settings.planning import healthy_plan
 
 JOB = {

@@ -11,7 +11,9 @@ from holdfast.devices.cuda import Cuda
 from holdfast.devices.device import Host
 from holdfast.errors import ConfigError
 from holdfast.profiling.layers import LayerBench, measure_layers
-from holdfast.runtime.engine.build import build_dataset, build_model, build_optimizer, microbatch_loader
+from holdfast.runtime.engine.datasets import build_dataset, microbatch_loader
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.optimizing import build_optimizer
 from holdfast.runtime.engine.stage import Stage
 
 CPU = Host()

@@ -22,7 +22,9 @@ from holdfast.data import digits
 from holdfast.errors import ConfigError, CorruptBlob, InternalError, MissingBlob
 from holdfast.optim.digest import layer_sha256
 from holdfast.runtime.checkpointing import MAX_PENDING, CheckpointWriter, load_states
-from holdfast.runtime.engine.build import build_model, build_stage, fingerprint_data, fingerprint_model, probe
+from holdfast.runtime.engine.build import build_stage
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.probing import fingerprint_data, fingerprint_model, probe
 from holdfast.settings.planning import healthy_plan
 from holdfast.storage.blobs import LocalStore
 from holdfast.storage.checkpoints import Checkpoints, Facts

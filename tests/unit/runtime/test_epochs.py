@@ -5,7 +5,7 @@ import pytest
 from holdfast.config.load import parse_job
 from holdfast.core.profile import uniform_profile
 from holdfast.errors import ConfigError
-from holdfast.runtime.engine.build import in_steps
+from holdfast.runtime.engine.datasets import in_steps
 from holdfast.runtime.specs import emulated_probe
 
 

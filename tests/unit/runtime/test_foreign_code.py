@@ -16,7 +16,9 @@ import torch
 from holdfast.config.load import parse_job
 from holdfast.core.schedule import OpKind
 from holdfast.errors import ConfigError
-from holdfast.runtime.engine.build import build_dataset, build_stage, microbatch_loader, probe
+from holdfast.runtime.engine.build import build_stage
+from holdfast.runtime.engine.datasets import build_dataset, microbatch_loader
+from holdfast.runtime.engine.probing import probe
 from holdfast.settings.planning import healthy_plan
 
 GOOD = """
@@ -304,7 +306,7 @@ ROWS = {
 
 @pytest.mark.parametrize("item", ROWS)
 def test_items_that_are_none(job, item, monkeypatch):
-    monkeypatch.setattr("holdfast.runtime.engine.build.sample_indices", lambda *_: [8, 9])
+    monkeypatch.setattr("holdfast.runtime.engine.probing.sample_indices", lambda *_: [8, 9])
     assert complaint(job(f"\ndef data():\n    return Rows(lambda index: {item})\n")).startswith(ROWS[item])
 
 
@@ -330,7 +332,7 @@ DATASETS = {
 
 @pytest.mark.parametrize("body", DATASETS)
 def test_data_that_cannot_be_read(job, body, monkeypatch):
-    monkeypatch.setattr("holdfast.runtime.engine.build.sample_indices", lambda *_: [0, 1])
+    monkeypatch.setattr("holdfast.runtime.engine.probing.sample_indices", lambda *_: [0, 1])
     text = f"\nclass Endless(IterableDataset):\n    def __iter__(self): return iter([])\ndef data():\n    {body}\n"
     assert complaint(job(text)).startswith(DATASETS[body])
 

@@ -4,9 +4,11 @@ import pytest
 
 from holdfast.config.load import parse_job
 from holdfast.errors import ConfigError
-from holdfast.runtime.engine import build
-from holdfast.runtime.engine.build import build_dataset, build_model, probe
+from holdfast.runtime.engine import probing
+from holdfast.runtime.engine.datasets import build_dataset
 from holdfast.runtime.engine.foreign import load_target
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.probing import probe
 from holdfast.settings.planning import healthy_plan
 
 
@@ -89,7 +91,7 @@ def test_data_that_is_not_there():
 
 
 def test_a_step_has_no_more_samples_than_there_are(monkeypatch):
-    monkeypatch.setattr(build, "_try_items", None)  # none is read: that many may take minutes
+    monkeypatch.setattr(probing, "_try_items", None)  # none is read: that many may take minutes
     grid = {"pipelines": 1, "stages": 1, "microbatches": 2, "microbatch_size": 900}
     with pytest.raises(
         ConfigError, match=r"data: 1797 samples are fewer than a step has, 2 micro-batches of 900 \(grid"

@@ -11,7 +11,7 @@ from torch import nn
 from holdfast.config.load import parse_job
 from holdfast.data.sampler import load_microbatch
 from holdfast.errors import ConfigError, StorageError
-from holdfast.runtime.engine.build import build_model
+from holdfast.runtime.engine.modules import build_model
 from holdfast.study.scenarios import StudyScenario
 from holdfast.study.trainer import Split, Trainer, load_states, save_states
 

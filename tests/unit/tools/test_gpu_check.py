@@ -5,7 +5,8 @@ import torch
 from tools import gpu_check
 
 from holdfast import Fault, parse_job
-from holdfast.runtime.engine.build import build_dataset, build_model
+from holdfast.runtime.engine.datasets import build_dataset
+from holdfast.runtime.engine.modules import build_model
 
 
 @pytest.mark.parametrize(("overrides", "faults"), gpu_check.RUNS)

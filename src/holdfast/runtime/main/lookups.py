@@ -22,8 +22,9 @@ from holdfast.devices.device import Device
 from holdfast.devices.named import arithmetic, check_alike, choose
 from holdfast.errors import ConfigError, WorkFailed
 from holdfast.optim.digest import digest_run, load_layer
-from holdfast.runtime.engine.build import in_steps, probe
+from holdfast.runtime.engine.datasets import in_steps
 from holdfast.runtime.engine.device_of import device_of
+from holdfast.runtime.engine.probing import probe
 from holdfast.runtime.hardening import settle
 from holdfast.runtime.loop.probing import probe_script
 from holdfast.runtime.resume import find

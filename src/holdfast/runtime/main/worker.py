@@ -38,17 +38,12 @@ from holdfast.protocol.worker import Engine, WorkerProtocol
 from holdfast.runtime.checkpointing import CheckpointWriter, load_states
 from holdfast.runtime.compiling import watch_compiling
 from holdfast.runtime.driver import Driver, SpecOf
-from holdfast.runtime.engine.build import (
-    StageParts,
-    build_dataset,
-    build_evaluated,
-    build_model,
-    build_stage,
-    sources_of,
-    stage_options,
-)
+from holdfast.runtime.engine.build import StageParts, build_stage, stage_options
+from holdfast.runtime.engine.datasets import build_dataset, build_evaluated
 from holdfast.runtime.engine.device_of import device_of
 from holdfast.runtime.engine.model import Model
+from holdfast.runtime.engine.modules import build_model
+from holdfast.runtime.engine.probing import sources_of
 from holdfast.runtime.engine.sharded.ranks import Ranks
 from holdfast.runtime.engine.sharded.stage import Companion, ShardedStage
 from holdfast.runtime.main.answering import AnsweringThread
