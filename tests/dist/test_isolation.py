@@ -78,7 +78,7 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
         if progress.step == 1 and not done:
             made[0].cut(NODE)
             done.append("cut")
-        if healed and progress.generation == 2 and done == ["cut"]:
+        if healed and progress.alive < job.num_workers and done == ["cut"]:
             made[0].heal(NODE)
             done.append("healed")
         if progress.step == job.train.steps - 1:
@@ -88,7 +88,6 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
     outcome = Launcher(request=request, on_progress=cut_and_heal).run()
     assert done == ["cut", "healed"][: 1 + healed]
     assert outcome.outcome == "done"
-    assert outcome.generations == 2
     executed_as_ordered(run_dir)
     assert outcome.weights_sha256 == healthy.weights_sha256
     assert outcome.state_sha256 == healthy.state_sha256
@@ -97,7 +96,11 @@ def test_a_worker_whose_link_is_cut_ends_itself_and_the_others_go_on(runs, made,
     assert told()[0].startswith("ends itself: ")
     (lost,) = (event for event in events if isinstance(event, Detected))
     assert lost.worker == str(VICTIM)
-    assert re.fullmatch(r"no sign of life for \d\.\d s(, and others cannot reach it)?", lost.how), "if they sent to it"
+    # The kernel forgets who has the worker's address, and closes the connection, if it was to look that up just then:
+    # the job waits then for the worker to attach again, and its others begin anew meanwhile.
+    seen = r"no sign of life for \d\.\d s(, and others cannot reach it)?|connection closed for \d s"
+    assert re.fullmatch(seen, lost.how), "others cannot, if they sent to it"
+    assert outcome.generations in ((2, 3) if "closed" in lost.how else (2,))
 
 
 def test_two_nodes_that_cannot_reach_each_other_go_on_without_one_of_them(runs, made, executed_as_ordered):

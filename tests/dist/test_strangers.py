@@ -96,6 +96,6 @@ def test_strangers_at_every_port_disturb_no_build_no_step_no_recovery_and_no_joi
     with Crowd(folder) as crowd:
         runs.survives("small", PACE, "kill:1.1@8:backward", "join:1.1@16", run_dir=folder)
     assert len({port for port, _ in crowd.calls}) >= 7, "one port of every process, the one that came included"
-    assert sum(count for (_, ready), count in crowd.calls.items() if ready <= 6) > 100, "before the join"
-    assert sum(count for (_, ready), count in crowd.calls.items() if ready > 6) > 100, "behind it"
+    assert len({port for port, ready in crowd.calls if ready <= 6}) >= 6, "before the join"
+    assert len({port for port, ready in crowd.calls if ready > 6}) >= 6, "behind it"
     assert most_memory(folder) < most_memory(healthy.run_dir) + MOST_MORE
