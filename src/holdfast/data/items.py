@@ -43,11 +43,6 @@ def _named(inputs: Inputs) -> dict[str, Tensor]:
     return {_ALONE: inputs} if isinstance(inputs, Tensor) else inputs
 
 
-def _unnamed(named: dict[str, Tensor]) -> Inputs:
-    """The other way round."""
-    return named.get(_ALONE, named)
-
-
 def spec_of(tensor: Tensor) -> TensorSpec:
     """Return the spec of a tensor."""
     return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
@@ -119,16 +114,14 @@ def stack(indices: Sequence[int], items: Sequence[object], expected: ItemSpec | 
     """
     pairs = [pair_of(index, item) for index, item in zip(indices, items, strict=True)]
     known = expected or item_spec(pairs[0])
-    for index, pair in zip(indices, pairs, strict=True):
-        _check_names(index, _named(pair[0]).keys(), [name for name, _ in known.inputs])
+    rows = [_named(inputs) for inputs, _ in pairs]
+    for index, row, (_, target) in zip(indices, rows, pairs, strict=True):
+        _check_names(index, row.keys(), [name for name, _ in known.inputs])
         for name, spec in known.inputs:
-            _check(index, f"input {name!r}" if name else "input", spec_of(_named(pair[0])[name]), spec)
-        _check(index, "target", spec_of(pair[1]), known.target)
-    stacked: dict[str, Tensor] = {
-        name: torch.stack([_named(inputs)[name] for inputs, _ in pairs]) for name, _ in known.inputs
-    }
-    targets = torch.stack([target for _, target in pairs])
-    return _unnamed(stacked), targets
+            _check(index, f"input {name!r}" if name else "input", spec_of(row[name]), spec)
+        _check(index, "target", spec_of(target), known.target)
+    stacked: dict[str, Tensor] = {name: torch.stack([row[name] for row in rows]) for name, _ in known.inputs}
+    return stacked.get(_ALONE, stacked), torch.stack([target for _, target in pairs])
 
 
 def _check_names(index: int, found: Collection[str], expected: Collection[str]) -> None:

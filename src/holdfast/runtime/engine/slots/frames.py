@@ -173,17 +173,16 @@ class Frame:
         """
         self._course.begin(reached)
         before = [(module.__dict__[name], module.__dict__[name]._version) for module, name in self._apart]
+        output: Tensor | None = None
         try:
             with suppress(Halt):
                 output = call(self.module, of_each(torch.clone, inputs))  # which it may change in place
                 if self._course.count != self.count:
                     raise ConfigError(f"a pass has left out block {self._course.count}; expected that all run")
-                self._check_apart(before)
-                return output
-            self._check_apart(before)
-            return None
         finally:
             self._course.begin(_never)
+        self._check_apart(before)
+        return output
 
     def _check_apart(self, before: Sequence[tuple[Tensor, int]]) -> None:
         """Statistics of batch-norm are another layer's: what becomes of them here counts for nothing."""

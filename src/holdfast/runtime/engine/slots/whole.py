@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from holdfast.data.items import Inputs, first_of, of_each
 from holdfast.errors import ConfigError
-from holdfast.runtime.engine.evaluated import as_evaluated
+from holdfast.runtime.engine.evaluated import as_evaluated, beside_of, run_as_evaluated
 from holdfast.runtime.engine.foreign import theirs
-from holdfast.runtime.engine.model import Loss, WithContext, check_loss
+from holdfast.runtime.engine.model import Loss, check_loss
 from holdfast.runtime.engine.precision import cast_to
 from holdfast.runtime.engine.slots.blocks import buffers_kept, find_blocks
 from holdfast.runtime.engine.slots.frames import Call, Way
@@ -153,10 +153,9 @@ def check_equal(
             expected = call(whole, of_each(torch.clone, inputs))
         found = first_of(inputs).clone()
         for number, layer in enumerate(layers):
-            with as_evaluated(layer):
-                beside = (layer.context(inputs),) if isinstance(layer, WithContext) else ()
-                _seed(number)
-                found = layer(found, *beside)
+            beside = beside_of(layer, lambda: inputs, evaluated=True)
+            _seed(number)
+            found = run_as_evaluated(number, layer, found, beside)
     if not same_bits(expected, found):
         raise ConfigError(f"{kind} cannot be cut: its layers give other bits than the whole of it in eval mode")
 
@@ -180,9 +179,9 @@ def _layer_by_layer(
     for number, layer in enumerate(layers):
         source = value.detach().requires_grad_(number > 0)
         with cast_to(precision, device):
-            beside = (layer.context(inputs),) if isinstance(layer, WithContext) else ()
+            beside = beside_of(layer, lambda: inputs)
             _seed(number)
-            value = layer(source, *beside)
+            value = layer(source) if beside is None else layer(source, beside)
         cells.append((source, value))
     output = value.detach().requires_grad_()
     with cast_to(precision, device):
