@@ -49,10 +49,11 @@ def promoted(a, b, generation=1):
 
     def both() -> bool:
         nonlocal step
+        before = [peer.do("carried") for peer in (a, b)]  # to others, too
         for one, other in ((a, b), (b, a)):
             passes(one, other, step, generation)
         step += 1
-        return all(peer.do("carried") for peer in (a, b))
+        return all(peer.do("carried") > was for peer, was in zip((a, b), before, strict=True))
 
     until(both)
     return step
