@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.data.permutations import Permutation, permutation
 from holdfast.data.randomness import apart, mixed, seed_all
-from holdfast.data.sampler import permutation
 from holdfast.errors import ConfigError
 
 __all__ = ["Order", "grouped_by_length", "in_sequence", "sampled", "shuffled", "weighted"]
 
-Entries = Sequence[Any] | Tensor
+Entries = Sequence[Any] | Permutation
 _MEGABATCH = 50
 """So many items are drawn at once and sorted by length: enough to be alike, few enough that epochs differ."""
 _WEIGHTS = 1
@@ -130,10 +130,10 @@ def grouped_by_length(seed: int, lengths: Any, length: int, size: int) -> Order:
     sizes = _numbers("group_by_length", told, length)
 
     def draw(epoch: int) -> list[tuple[int, ...]]:
-        drawn = _cut(permutation(seed, epoch, length), _MEGABATCH * size)
+        drawn = _cut(permutation(seed, epoch, length)[:], _MEGABATCH * size)
         ordered = torch.cat([each[sizes[each].argsort(descending=True, stable=True)] for each in drawn])
         batches = [tuple(each.tolist()) for each in _cut(ordered, size)]
-        return [batches[place] for place in permutation(mixed(seed, epoch) >> 1, epoch, len(batches)).tolist()]
+        return [batches[place] for place in permutation(mixed(seed, epoch) >> 1, epoch, len(batches))[:].tolist()]
 
     _flat(draw, length, size)  # refuses what is too large
     return Order(epoch=lru_cache(maxsize=2)(draw), length=-(-length // size), size=1, num_samples=size)

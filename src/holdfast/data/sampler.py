@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache
-from hashlib import blake2b
 from typing import Protocol
 
 import torch
@@ -15,9 +12,10 @@ from torch import Tensor
 from holdfast.core.tensorspec import ItemSpec
 from holdfast.core.work import WorkPhase, working
 from holdfast.data.items import Inputs, stack
+from holdfast.data.permutations import permutation
 from holdfast.errors import ConfigError
 
-__all__ = ["Dataset", "load_items", "load_microbatch", "permutation", "sample_indices"]
+__all__ = ["Dataset", "load_items", "load_microbatch", "sample_indices"]
 
 TRIES = 3
 RETRY_S = 0.2
@@ -56,16 +54,11 @@ def sample_indices(
     if dataset_len < 1:
         raise ConfigError("data: the dataset is empty")
     first = (step * num_microbatches + microbatch) * microbatch_size
-    places = (divmod(first + j, dataset_len) for j in range(microbatch_size))
-    return [int(permutation(seed, epoch, dataset_len)[place]) for epoch, place in places]
-
-
-@lru_cache(maxsize=2)
-def permutation(seed: int, epoch: int, length: int) -> Tensor:
-    """Return the order of one epoch, not to be changed. Two are kept: a micro-batch may cross into the next."""
-    mixed = blake2b(struct.pack("<2q", seed, epoch), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(mixed, "little"))
-    return torch.randperm(length, generator=generator)
+    found: list[int] = []
+    while (missing := microbatch_size - len(found)) > 0:
+        epoch, place = divmod(first + len(found), dataset_len)
+        found += permutation(seed, epoch, dataset_len)[place : place + missing].tolist()
+    return found
 
 
 def load_microbatch(

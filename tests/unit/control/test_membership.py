@@ -472,6 +472,16 @@ def test_a_death_explains_a_suspicion(running):
     assert running.give(Tick(), now=99.0).told == []
 
 
+def test_a_suspicion_of_whoever_has_no_connection_waits_for_its_return(running):
+    """It is not known yet whether it lives: all would begin anew twice."""
+    running.give(Closed(worker=W10, process=process_of(W10, 1)), now=5.0).give(suspect(running, peer=W10), now=5.1)
+    running.give(Tick(), now=5.1 + SUSPICION_GRACE_S)
+    assert running.told == []
+    running.give(Tick(), now=5.0 + DETACHED_GRACE_S)
+    assert (running.state.generation, running.state.roster.lost) == (2, {W10})
+    assert running.give(Tick(), now=99.0).told == []
+
+
 def test_a_damaged_checkpoint_is_not_offered_again(running):
     """Nor is any newer one: all go back to the newest before it, and if that is damaged too, before that."""
     states = tuple(StateAt(url="store", step=step) for step in (8, 6, 3))

@@ -12,7 +12,7 @@ from holdfast.control.membership import (
     Tick,
 )
 from holdfast.control.membership.cadence import Cadence, CheckpointCost
-from holdfast.control.membership.watching import DETACHED_GRACE_S
+from holdfast.control.membership.watching import DETACHED_GRACE_S, SUSPICION_GRACE_S
 from holdfast.control.messages import (
     Attached,
     Ended,
@@ -29,6 +29,7 @@ from holdfast.control.messages import (
     Saved,
     Shutdown,
     StartWorker,
+    Suspect,
     WorkerOffer,
 )
 from holdfast.core.placement import split_evenly
@@ -256,6 +257,15 @@ def test_a_worker_without_a_connection_is_lost_after_a_while(running):
     running.give(Tick(), now=5.0 + DETACHED_GRACE_S)
     assert running.commands(Fence) == {None: Fence(worker=W10, process=process_of(W10, 1))}
     assert running.commands(Install).keys() == {W00, W01, W11}
+
+
+def test_a_suspicion_outlives_a_connection_that_is_back(running):
+    suspicion = Suspect(worker=W00, generation=running.state.generation, peer=W10, detail="reset")
+    running.give(Closed(worker=W10, process=process_of(W10, 1)), now=5.0).give(suspicion, now=5.1)
+    assert running.give(Tick(), now=5.1 + SUSPICION_GRACE_S).told == []
+    running.back(W10)
+    running.give(Tick(), now=5.2 + SUSPICION_GRACE_S)
+    assert running.commands(Install).keys() == set(PLAN.workers)
 
 
 def test_the_agent_tells_of_a_death_at_once_though_the_connection_was_seen_to_close_first(running):

@@ -280,12 +280,19 @@ def on_tick(state: Membership, tick: Tick, now: float) -> Decision:
         gone = _away_with(state, hung)
         return _on_gone(state, gone, now) if gone else on_lost(state, hung)
     state, told = _tell_slow(state, found, needed(state.watch, members, owners)) if running else (state, ())
-    unexplained = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
+    unexplained = _unexplained(state, now)
     stuck = running and state.contact.detached.keys() <= state.roster.spares and deadlocked(state.watch, members)
     if not (unexplained or stuck):
         return state, told
     reason = next(iter(state.doubts.suspicions.values())) if unexplained else "all workers wait for one another"
     return prefixed(told, _reform(state, reason, now))
+
+
+def _unexplained(state: Membership, now: float) -> bool:
+    """Whether a suspicion is as old as it may be, and no lost connection may explain it: it is back soon, or lost."""
+    doubted = {worker for pair in state.doubts.suspicions for worker in pair if worker is not None}
+    waited = state.doubts.suspected_at is not None and now - state.doubts.suspected_at >= SUSPICION_GRACE_S
+    return waited and not doubted & state.contact.detached.keys()
 
 
 def _owners(state: Membership) -> tuple[tuple[WorkerId, ...], ...]:
