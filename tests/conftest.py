@@ -16,6 +16,7 @@ import boto3
 import pytest
 import torch
 from hypothesis import settings
+from tests.happened import happened, logs_since
 from tests.networks import inside
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, until
@@ -59,6 +60,16 @@ def pytest_collection_modifyitems(config, items):
     if marked and not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch finds no GPU that it can use"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails shows what its runs wrote down."""
+    report = yield
+    if call.when == "call" and report.failed and "tmp_path_factory" in item.funcargs:
+        for log in logs_since(item.funcargs["tmp_path_factory"].getbasetemp(), call.start):
+            report.sections.append((f"what happened in {log.parent}", happened(log)))
+    return report
 
 
 LONG_S = {"unit": 5.0, "dist": 25.0}
