@@ -70,10 +70,15 @@ class EventLines:
 
 
 class ProgressLine(EventLines):
-    """These, and one that tells step, loss, speed, workers alive and time left."""
+    """These, and one that tells step, loss, speed, workers alive and time left.
+
+    Attributes:
+        where: told once the job begins: where its run is written, and how to look at it; empty: nothing is.
+    """
 
     def __init__(self, job: Job, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
+        self.where = ""
         self._started = JobStarted(
             name=job.name,
             workers=job.num_workers,
@@ -87,6 +92,8 @@ class ProgressLine(EventLines):
         """See EventLines.tell."""
         if isinstance(event, JobStarted):
             self._started = event
+            if self.where and not self._quiet:
+                self._stay(self.where)
         else:
             super().tell(event)
 

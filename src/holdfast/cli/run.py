@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 __all__ = ["add_run_parser", "job_of"]
 
 _SCRIPTS = ("train.steps", "train.seed")
-_SET = ("name", "train", "resilience", "checkpoint", "control", "grid.workers_per_node")
+_SET = ("name", "train", "resilience", "checkpoint", "control", "grid.workers_per_node", "track")
 
 
 def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

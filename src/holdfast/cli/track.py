@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -24,21 +23,12 @@ from holdfast.runtime.hardening import write_private
 from holdfast.telemetry.events import JobStarted, Timed
 from holdfast.telemetry.story import EVENTS
 from holdfast.telemetry.tracking import Happening, Stepped, Tracking
-from holdfast.trackers.csv import CsvTracker
-from holdfast.trackers.mlflow import MlflowTracker
+from holdfast.trackers.named import BUILT_IN, check_names, folder_of
 from holdfast.trackers.port import Tracker, tell
-from holdfast.trackers.tensorboard import TensorBoardTracker
-from holdfast.trackers.wandb import WandbTracker
 
 __all__ = ["add_track_parser"]
 
 _LOOK_S = 1.0
-_BUILT_IN: dict[str, type[Tracker]] = {
-    "csv": CsvTracker,
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
-}
 _TOLD = "told.json"
 
 
@@ -70,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Tells trackers until the job has ended; returns what the description says, or 130, or 143 at SIGTERM."""
     run_dir = Path(args.run_dir)
     out = run_dir / "trackers" if args.out is None else Path(args.out)
-    told = [_Told(name, make, out / _label(name)) for name, make in _find(args.to).items()]
+    told = [_Told(name, make, out / folder_of(name)) for name, make in _find(args.to).items()]
     watched = _Watched(run_dir, told)
     if not (run_dir / EVENTS).is_file():
         print(f"{run_dir}: waits for its job to begin", flush=True)
@@ -122,31 +112,17 @@ def _find(names: list[str]) -> dict[str, type[Tracker]]:
     Raises:
         ConfigError: there is none of this name, or two would have one folder.
     """
-    found: dict[str, type[Tracker]] = {}
-    for name in names:
-        if _label(name) in map(_label, found):
-            raise ConfigError(f"--to {name}: there is a tracker of this name already; expected each once")
-        made = found[name] = _BUILT_IN[name] if name in _BUILT_IN else _own(name)
-        if name in _BUILT_IN and made.needs and find_spec(made.needs) is None:
-            raise ConfigError(f"--to {name}: {made.needs} is not installed; expected pip install 'holdfast[{name}]'")
-    return found
+    check_names(names, "--to")
+    return {name: BUILT_IN[name] if name in BUILT_IN else _own(name) for name in names}
 
 
 def _own(name: str) -> type[Tracker]:
     from holdfast.runtime.engine.foreign import load_target
 
-    if ":" not in name:
-        known = ", ".join(_BUILT_IN)
-        raise ConfigError(f"--to {name}: is no tracker; expected {known}, or file.py:Class of your own")
     made = load_target(name, "--to")
     if not (isinstance(made, type) and issubclass(made, Tracker)):
         raise ConfigError(f"--to {name}: is no class of trackers; expected one that is made of holdfast.Tracker")
     return made
-
-
-def _label(name: str) -> str:
-    """The name of its folder."""
-    return name.rpartition(":")[2]
 
 
 class _Position(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from holdfast.cli.agent import START_ELSEWHERE, take_part
 from holdfast.cli.arguments import add_overrides, add_preempt, check_address, preemption, token_from, whole_number
 from holdfast.cli.lines import ProgressLine
@@ -126,6 +128,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="what agents have to know (-: piped in; default: HOLDFAST_TOKEN, else one is made up and written into the "
         "run directory)",
     )
+    parser.add_argument(
+        "--track",
+        metavar="TRACKER",
+        action="append",
+        default=[],
+        help="csv, tensorboard, wandb, mlflow, or file.py:Class of your own: told of the run while it goes on, as "
+        "`holdfast track` does, besides what track in the job file says; may be repeated",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
 
 
@@ -175,8 +185,11 @@ def train_and_tell(
     outlast_readers()
     token = token_from(args.token_file)
     faults = tuple(Fault.parse(text) for text in args.faults)
+    job = msgspec.structs.replace(job, track=tuple(dict.fromkeys((*job.track, *args.track))))
     line = ProgressLine(job, quiet=args.quiet)
-    run_dir = Path(args.run_dir) if args.run_dir else None
+    auto = (args.resume or job.resume) == "auto"
+    run_dir = Path(args.run_dir) if args.run_dir else default_directory(job, auto=auto)
+    line.where = f"written to {run_dir}; shown by: {shlex.join(['holdfast', 'board', str(run_dir)])}"
     try:
         summary = train(
             job,
@@ -243,6 +256,7 @@ def _joining(job: Job, args: argparse.Namespace, token: str) -> JoinRequest | No
 def _go_on(args: argparse.Namespace, job: Job, resume: str, words: Sequence[str], then: Sequence[str]) -> str:
     """The command that goes on with a run that ended early; scheduled faults are not repeated."""
     options = [word for text in args.overrides for word in ("--set", text)]
+    options += [word for name in args.track for word in ("--track", name)]
     given = {"--listen": args.listen, "--slots": args.slots, "--token-file": args.token_file, "--preempt": args.preempt}
     given["--notice"] = None if args.notice == "end" else args.notice
     options += [word for name, value in given.items() if value is not None for word in (name, str(value))]

@@ -42,6 +42,7 @@ _NEVER = (
     "logging",
     "cluster",
     "control",
+    "track",
 )
 _IN_FAST_NUMERICS = (
     "grid.gpus_per_stage",

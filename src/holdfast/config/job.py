@@ -805,6 +805,7 @@ class Job(_Plain, frozen=True, kw_only=True):
         logging: what workers log.
         cluster: how fast it is, as far as no profile tells.
         control: limits of time, and connections.
+        track: trackers that are told of it, as ``holdfast track --to`` names them (docs/tracking.md); none: none are.
         resume: as ``--resume``: ``auto``, or a run directory, folder or URL, with ``@STEP`` behind it if wanted
             (docs/checkpoints.md#going-on); null: it begins.
     """
@@ -821,6 +822,7 @@ class Job(_Plain, frozen=True, kw_only=True):
     logging: Logging = Logging()
     cluster: Cluster = Cluster()
     control: Control = Control()
+    track: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     resume: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
     @property

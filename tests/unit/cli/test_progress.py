@@ -10,7 +10,7 @@ import pytest
 from holdfast import parse_job
 from holdfast.cli.arguments import hours
 from holdfast.cli.lines import ProgressLine, describe_preparing
-from holdfast.telemetry.events import Chosen, Notice, Preparing
+from holdfast.telemetry.events import Chosen, JobStarted, Notice, Preparing
 
 JOB = parse_job(
     {
@@ -47,8 +47,18 @@ def test_off_a_terminal_every_beginning_is_a_line_and_what_goes_on_is_not(capsys
     assert capsys.readouterr().err.splitlines() == ["planning, for 1 s", "starting workers, for 1 s"]
 
 
+def test_where_it_is_written_is_told_once_it_begins(capsys):
+    line = ProgressLine(JOB, quiet=False)
+    line.where = "written to runs/x"
+    assert capsys.readouterr().err == ""
+    line.tell(JobStarted(name="j", workers=1, steps=1, samples_per_step=1, wall_time=0.0))
+    assert capsys.readouterr().err == "written to runs/x\n"
+
+
 def test_quietly_only_news_are_told(capsys):
     line = ProgressLine(JOB, quiet=True)
+    line.where = "written to runs/x"
+    line.tell(JobStarted(name="j", workers=1, steps=1, samples_per_step=1, wall_time=0.0))
     line.tell(Preparing(text="planning"))
     line.tell(Notice(worker="agent", text="worker 1.2 is lost: signal 9"))
     assert capsys.readouterr().err == "holdfast: worker 1.2 is lost: signal 9\n"

@@ -11,7 +11,6 @@ import pytest
 from tests.unit.cli.test_metrics import Job
 from tests.waiting import LIMIT_S, until
 
-from holdfast.cli import track
 from holdfast.cli.main import main
 from holdfast.telemetry.events import (
     Checkpointed,
@@ -22,6 +21,7 @@ from holdfast.telemetry.events import (
     Resumed,
     StepOps,
 )
+from holdfast.trackers import named
 
 OWN = """
 import holdfast, json, os, signal
@@ -289,7 +289,7 @@ def test_what_is_no_tracker_is_said(words, line, job, own, capsys):
 
 
 def test_a_tracker_that_is_not_installed_says_how_it_is(job, capsys, monkeypatch):
-    monkeypatch.setattr(track, "find_spec", lambda name: None)
+    monkeypatch.setattr(named, "find_spec", lambda name: None)
     assert main(["track", str(job.run_dir), "--to", "wandb"]) == 2
     assert "wandb is not installed; expected pip install 'holdfast[wandb]'" in capsys.readouterr().err
 

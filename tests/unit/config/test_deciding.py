@@ -117,6 +117,7 @@ def test_every_other_key_of_every_section_counts():
         "logging",
         "cluster",
         "control",
+        "track",
         "resume",
     }
 

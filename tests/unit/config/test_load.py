@@ -58,7 +58,7 @@ def complaint(tree, *overrides):
             "zzz",
             1,
             "zzz: unknown key; known: checkpoint, cluster, control, data, evaluate, grid, logging, model, name, "
-            "optimizer, resilience, resume, train",
+            "optimizer, resilience, resume, track, train",
         ),
         (
             "model.hieght",

@@ -37,6 +37,7 @@ from holdfast.runtime.launch.ending import (
 from holdfast.runtime.launch.ports import Ports, ports_of
 from holdfast.runtime.launch.preflight import Machine, PreflightFindings, decide, going_on, preflight
 from holdfast.runtime.launch.request import RunRequest
+from holdfast.runtime.launch.tracked import tracked
 from holdfast.runtime.node.agent import LEFT, NodeAgent
 from holdfast.runtime.node.coordinators import Coordinators
 from holdfast.runtime.node.entries import FIND, LIBRARY, PROBE, SCRIPT_PROBE
@@ -58,6 +59,7 @@ from holdfast.telemetry.events import (
     Resumed,
     Scheduled,
 )
+from holdfast.trackers.named import check_names
 
 __all__ = ["Launcher"]
 
@@ -111,12 +113,13 @@ class Launcher:
                 raise
 
     def _check_machine(self) -> None:
-        """Looks for certificates, and tries out where decisions are to be kept, before anything is made.
+        """Looks for trackers and certificates, and tries out where decisions are to be kept, before anything is made.
 
         Raises:
             ConfigError: there are none, or that cannot be used.
         """
         control = self.request.job.control
+        check_names(self.request.job.track, "track:")
         if control.tls is not None:
             check_tls(control.tls, control.host)
             check_node(control.tls, this_node().name)
@@ -140,6 +143,7 @@ class Launcher:
             take_directory(request, self.claim or RunDirLock(request.run_dir))
             if request.job.control.store == "auto" and request.store != "sqlite":
                 _try_store(request.store)
+            stack.enter_context(self._tracked())
             log = stack.enter_context(contextlib.closing(self._open_log()))
             told = (*_warned(findings), *_scheduled(findings), *self._on_resume(found), decision.chosen)
             self._teller.tell(log, _started(request), *told)
@@ -152,6 +156,11 @@ class Launcher:
             except NodeLeft:
                 last.pop_all()  # what was made for the job is the others' now
                 raise
+
+    def _tracked(self) -> contextlib.AbstractContextManager[None]:
+        """Has trackers told, from the beginning to the end of the log."""
+        request, teller = self.request, self._teller
+        return tracked(request.run_dir, request.job.track, teller.say, lambda: teller.prepare("waiting for trackers"))
 
     @contextlib.contextmanager
     def _networks(self) -> Iterator[Networks | None]:
