@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-values test-processes test-alone test-newest test-oldest check format lint types contracts mutate families soak bench bench-peers clean
+.PHONY: help install demo test test-values test-processes test-alone test-newest test-oldest check format lint types contracts mutate families soak bench bench-peers site clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "done: $$($(BIN)/holdfast --version) is in $(BIN)"
 
 install: $(STAMP)  ## make the virtual environment
+
+site: $(STAMP)  ## make a site of the documentation, in build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/trees docs build/site
+	@echo "written to build/site/index.html"
 
 demo: $(STAMP)  ## train, kill a worker in mid-step, and end with the same bits as without
 	$(BIN)/python examples/demo.py

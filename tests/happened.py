@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
+_LONG = ("step", "judged")
 _OFTEN = 12
 _LINES = 60
-_WIDTH = 400
+_WIDTH = 300
 
 
 def logs_since(folder: Path, since: float) -> list[Path]:
@@ -20,7 +21,7 @@ def happened(log: Path) -> str:
     """The last events of a log, without what comes often, as steps do."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line]
     kinds = [_kind(line) for line in lines]
-    often = {kind: count for kind, count in Counter(kinds).items() if count > _OFTEN}
+    often = {kind: count for kind, count in Counter(kinds).items() if count > _OFTEN or kind in _LONG}
     shown = [line[:_WIDTH] for line, kind in zip(lines, kinds, strict=True) if kind not in often][-_LINES:]
     return "\n".join([*shown, *(f"and {count} of {kind}" for kind, count in often.items())])
 

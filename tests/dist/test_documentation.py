@@ -1,0 +1,61 @@
+"""The documentation: it is built without a warning, and what its first page has people type does what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.waiting import LIMIT_S
+
+pytestmark = pytest.mark.dist
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+    """Of each link its target is there, and each page can be reached: Sphinx warns of any other."""
+    build = (
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-d",
+        tmp_path / "trees",
+        DOCS,
+        tmp_path / "site",
+    )
+    done = subprocess.run([*map(str, build)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = {str(path.relative_to(tmp_path / "site")): path.read_text() for path in (tmp_path / "site").rglob("*.html")}
+    assert {"first_run.html", "adr/README.html"} <= pages.keys()
+    assert "holdfast.train" in pages["python.html"], "it is made from the code"
+    loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"(?:https?:)?//[^\"]*")
+    assert {name: found for name, text in pages.items() if (found := loaded.findall(text))} == {}
+
+
+def test_what_the_first_page_has_people_type_does_what_it_says(tmp_path):
+    typed = "".join(re.findall(r"```sh\n(.*?)```", (DOCS / "first_run.md").read_text(), re.DOTALL))
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", typed],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    summaries = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in ("healthy", "killed")}
+    assert len({summary["weights_sha256"] for summary in summaries.values()}) == 1
+    assert [failure["worker"] for failure in summaries["killed"]["failures"]] == ["1.1"]
+    assert "went on from the checkpoint of step 12" in done.stdout
+    assert (tmp_path / "step.svg").read_text().startswith("<svg")
