@@ -1,10 +1,11 @@
-"""The documentation: it is built without a warning, and what its first page has people type does what it says."""
+"""The documentation: it is built without a warning, and what it has people type does what it says."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,21 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
     assert "holdfast.train" in pages["python.html"], "it is made from the code"
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"(?:https?:)?//[^\"]*")
     assert {name: found for name, text in pages.items() if (found := loaded.findall(text))} == {}
+
+
+def test_the_notebook_trains_kills_and_draws(tmp_path):
+    notebook = Path(shutil.copy(ROOT / "examples" / "kill_and_compare.ipynb", tmp_path))
+    assert not any(cell.get("outputs") for cell in json.loads(notebook.read_text())["cells"]), "as it is kept"
+    execute = (Path(sys.executable).with_name("jupyter-execute"), "--inplace", notebook)
+    done = subprocess.run(
+        [*map(str, execute)], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outputs = [output for cell in json.loads(notebook.read_text())["cells"] for output in cell.get("outputs", ())]
+    said = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+    assert "lost worker 1.1 in step 10" in said
+    assert len(re.findall(r"^[0-9a-f]{64}$", said, re.MULTILINE)) == 2, "which it has compared"
+    assert len([output for output in outputs if "image/svg+xml" in output.get("data", ())]) == 2
 
 
 def test_what_the_first_page_has_people_type_does_what_it_says(tmp_path):
