@@ -6,17 +6,39 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.dist
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+LONG_S = 500.0
+
+
+def run(words, folder, **environment):
+    """What it prints; whatever it has started ends with it."""
+    process = subprocess.Popen(
+        [*map(str, words)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=LONG_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.communicate()
+    assert process.returncode == 0, said
+    return said
 
 
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
@@ -33,8 +55,7 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
         DOCS,
         tmp_path / "site",
     )
-    done = subprocess.run([*map(str, build)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run(build, tmp_path) == ""
     pages = {str(path.relative_to(tmp_path / "site")): path.read_text() for path in (tmp_path / "site").rglob("*.html")}
     assert {"first_run.html", "adr/README.html"} <= pages.keys()
     assert "holdfast.train" in pages["python.html"], "it is made from the code"
@@ -46,10 +67,7 @@ def test_the_notebook_trains_kills_and_draws(tmp_path):
     notebook = Path(shutil.copy(ROOT / "examples" / "kill_and_compare.ipynb", tmp_path))
     assert not any(cell.get("outputs") for cell in json.loads(notebook.read_text())["cells"]), "as it is kept"
     execute = (Path(sys.executable).with_name("jupyter-execute"), "--inplace", notebook)
-    done = subprocess.run(
-        [*map(str, execute)], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run(execute, tmp_path)
     outputs = [output for cell in json.loads(notebook.read_text())["cells"] for output in cell.get("outputs", ())]
     said = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
     assert "lost worker 1.1 in step 10" in said
@@ -60,18 +78,9 @@ def test_the_notebook_trains_kills_and_draws(tmp_path):
 def test_what_the_first_page_has_people_type_does_what_it_says(tmp_path):
     typed = "".join(re.findall(r"```sh\n(.*?)```", (DOCS / "first_run.md").read_text(), re.DOTALL))
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", typed],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    said = run(("bash", "-euo", "pipefail", "-c", typed), tmp_path, PATH=path)
     summaries = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in ("healthy", "killed")}
     assert len({summary["weights_sha256"] for summary in summaries.values()}) == 1
     assert [failure["worker"] for failure in summaries["killed"]["failures"]] == ["1.1"]
-    assert "went on from the checkpoint of step 12" in done.stdout
+    assert "went on from the checkpoint of step 12" in said
     assert (tmp_path / "step.svg").read_text().startswith("<svg")

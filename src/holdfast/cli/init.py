@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def job_file(model: str, data: str | None, workers: int, path: Path) -> str:
     stages = 2 if workers % 2 == 0 and workers >= 4 else 1
     grid = {"pipelines": workers // stages, "stages": stages, "microbatches": 4, "microbatch_size": 4}
     job: dict[str, Any] = {
-        "name": path.stem,
+        "name": re.sub(r"[^A-Za-z0-9._-]", "-", path.stem)[:100],
         "model": modelled,
         "data": read,
         "grid": grid,
@@ -115,8 +116,7 @@ def job_file(model: str, data: str | None, workers: int, path: Path) -> str:
 def _written(job: dict[str, Any], path: Path) -> str:
     grid, data = job["grid"], job["data"]
     samples = grid["pipelines"] * grid["microbatches"] * grid["microbatch_size"]
-    held = {**data, "path": "HELD_OUT.txt"} if data["kind"] == "text" else data
-    evaluate = {"every": 100, "data": held, "best": "loss"}
+    evaluate = {"every": 100, "data": _held_out(data), "best": "loss"}
     copies = f"{grid['pipelines']} copies of the model, each cut in {grid['stages']}"
     remarks = {
         "grid": f"{copies}; {samples} samples a step" if grid["stages"] > 1 else f"{samples} samples a step",
@@ -132,8 +132,19 @@ def _written(job: dict[str, Any], path: Path) -> str:
         if key != "name":
             remark = f"  # {remarks[key]}" if key in remarks else ""
             lines.append(f"{key}: {_flow(section)}{remark}")
-    lines.append(f"# evaluate: {_flow(evaluate)}  # on data that are held out")
+    if evaluate["data"]:
+        lines.append(f"# evaluate: {_flow(evaluate)}  # on data that are held out")
     return "\n".join(lines) + "\n"
+
+
+def _held_out(data: dict[str, Any]) -> dict[str, Any]:
+    """Data of the same kind that one has yet to name; none of those that are here, of which nothing is held out."""
+    match data["kind"]:
+        case "text":
+            return {**data, "path": "HELD_OUT.txt"}
+        case "python":
+            return {**data, "target": f"{data['target'].rpartition(':')[0]}:HELD_OUT"}
+    return {}
 
 
 def _flow(section: dict[str, Any]) -> str:
@@ -185,10 +196,21 @@ def _is_class(target: str) -> bool:
     if not place.endswith(".py"):
         return False  # whoever loads the package sees what it is
     try:
-        defined = ast.parse(Path(place).read_text(), place).body
+        parsed = ast.parse(Path(place).read_text(), place)
     except (OSError, ValueError, SyntaxError) as error:
         raise ConfigError(f"{place}: cannot be read: {error}; expected a file that defines {name}") from None
-    return any(isinstance(each, ast.ClassDef) and each.name == name for each in defined)
+    if not any(_defines(each, name) for each in ast.walk(parsed)):
+        raise ConfigError(f"{place}: defines no {name}; expected a file that does")
+    return any(isinstance(each, ast.ClassDef) and each.name == name for each in parsed.body)
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.ClassDef(name=found) | ast.FunctionDef(name=found) | ast.Name(id=found, ctx=ast.Store()):
+            return found == name
+        case ast.alias(name=imported, asname=found):
+            return imported == "*" or (found or imported) == name
+    return False
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import sys
-import time
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -62,47 +62,76 @@ def run(args: argparse.Namespace) -> int:
     out = run_dir / "trackers" if args.out is None else Path(args.out)
     told = [_Told(name, make, out / folder_of(name)) for name, make in _find(args.to).items()]
     watched = _Watched(run_dir, told)
-    if not (run_dir / EVENTS).is_file():
-        print(f"{run_dir}: waits for its job to begin", flush=True)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, was in before.items():
-        if was is not signal.SIG_IGN:
-            signal.signal(number, _end)
-    try:
-        how = _follow(watched)
-    finally:
-        for each in told:
-            each.close()
-        for number, was in before.items():
-            signal.signal(number, was)
+    with _Ending() as ending:
+        try:
+            if not (run_dir / EVENTS).is_file():
+                print(f"{run_dir}: waits for its job to begin", flush=True)
+            how = _follow(watched, ending)
+        finally:
+            for each in told:
+                each.close()
     print(f"{watched.steps} steps; {how}")
+    if ending.number is not None and not watched.outcome:
+        return 128 + ending.number
     if all(each.failed for each in told):
         return 2
     return int(watched.outcome != "done" or any(each.failed for each in told))
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """Trackers are closed on the way out."""
-    raise SystemExit(128 + number)
+class _Ending:
+    """SIGINT and SIGTERM: at the first one trackers are told what there is, and closed; the second one ends at once.
+
+    Attributes:
+        number: of the first one; None: there was none.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._came = threading.Event()
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __enter__(self) -> _Ending:
+        for number, was in self._before.items():
+            if was is not signal.SIG_IGN:
+                signal.signal(number, self._end)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, was in self._before.items():
+            signal.signal(number, was)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise SystemExit(128 + number)
+        self.number = number
+        self._came.set()
+
+    def within(self, limit_s: float) -> bool:
+        """Waits for so long, or until the first one comes; returns whether it has."""
+        return self._came.wait(limit_s)
 
 
-def _follow(watched: _Watched) -> str:
+def _follow(watched: _Watched, ending: _Ending) -> str:
     """Tells what happens until nothing more does; returns how that is."""
     complained, gone = "", 0
     while not watched.failed:
-        heard = watched.heard
+        heard, ends = watched.heard, ending.within(0)
         watched.look()
         if watched.damage not in ("", complained):
             complained = watched.damage
             print(f"holdfast: {complained}", file=sys.stderr, flush=True)
-        if watched.outcome and watched.heard == heard:  # what is seen late, as of other machines, was waited for
+        if watched.outcome and (
+            ends or watched.heard == heard
+        ):  # what is seen late, as of other machines, was waited for
             watched.end()
             return f"the job has ended: {watched.outcome}"
         gone = gone + 1 if watched.heard == heard and watched.is_gone() else 0
         if gone > 1:  # whoever ended it may have written that down while it was looked for
             watched.end()
             return "the job has not ended, or was killed: no process that can be found runs it"
-        time.sleep(_LOOK_S)
+        if ends:
+            return "the job goes on, and is told from there when it is tracked again"
+        ending.within(_LOOK_S)
     return "no tracker is left"
 
 

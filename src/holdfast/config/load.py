@@ -648,6 +648,11 @@ def _wrong_optimizer(optimizer: Optimizer) -> str:
     if optimizer.schedule_arguments and ":" not in optimizer.schedule:
         return f"schedule_arguments: schedule {optimizer.schedule} takes none; expected none, or a scheduler of torch's"
     own, plain = ":" in optimizer.kind, Optimizer()
+    if own and ":" in optimizer.schedule:
+        return (
+            f"schedule: {optimizer.schedule} goes by a learning rate, and kind {optimizer.kind} has its own; expected "
+            "constant, cosine or linear, which are factors on that"
+        )
     if not own and optimizer.kind not in _KINDS_WITH["lr"]:
         return ""  # whoever makes it says that there is no such kind
     for key, kinds in _KINDS_WITH.items():

@@ -37,6 +37,7 @@ _OF_AN_ATTEMPT = (
     "final",
     "job-id",
     "trackers",
+    "trackers.log",
     "node-*",
     _JOB,  # the last: while it is there, not all was set aside
 )

@@ -86,6 +86,17 @@ def test_ones_own_class_is_cut_and_a_function_returns_a_list(made):
     assert made("package.net:Net", "--data", "digits")[0].model.split is None
 
 
+def test_what_is_evaluated_is_held_out(made):
+    assert "data: {kind: text, path: HELD_OUT.txt}" in made("gpt")[1]
+    assert "data: {kind: python, target: 'net.py:HELD_OUT'}" in made("net.py:Net", "--data", "net.py:data")[1]
+    assert "evaluate" not in made("net.py:Net", "--data", "digits")[1]
+
+
+def test_a_file_may_have_a_name_that_no_job_has(folder):
+    assert run_command(["init", "gpt", "--out", "my job.yaml"]) == 0
+    assert load_job("my job.yaml").name == "my-job"
+
+
 def test_a_file_is_written_once(folder, capsys):
     words = ["init", "gpt", "--out", "mine.yaml"]
     assert run_command(words) == 0
@@ -111,6 +122,8 @@ WRONG = [
         "--data none.txt: there is no such file or folder; expected one, a glob, or F",
     ),
     (["other.py:Net", "--data", "digits"], "other.py: cannot be read: "),
+    (["net.py:Nett", "--data", "digits"], "net.py: defines no Nett; expected a file that does"),
+    (["net.py:Net", "--data", "net.py:dataa"], "net.py: defines no dataa; expected a file that does"),
     (["gpt", "--workers", "0"], "--workers 0: expected at least 1"),
     (["gpt", "--out", "no/such/job.yaml"], "--out no/such/job.yaml: cannot be written: No such file or directory"),
 ]

@@ -46,6 +46,15 @@ class Kept(holdfast.Tracker):
 class Strange: pass
 """
 
+STUCK = """
+import holdfast, time
+
+class Stuck(holdfast.Tracker):
+    def on_start(self, job):
+        (self.folder / "hangs").touch()
+        time.sleep(1000)
+"""
+
 
 @pytest.fixture
 def job(tmp_path):
@@ -242,6 +251,31 @@ def test_whoever_ends_it_closes_trackers(job, own, number, code):
         process.send_signal(number)
         assert process.wait(LIMIT_S) == code
     assert said(job)[-1] == ["close"]
+
+
+def test_what_has_happened_by_then_is_told_before_it_ends(job, own):
+    """A job that is preempted ends it at once."""
+    job.begin()
+    steps(job, 1)
+    with subprocess.Popen(command(job, "--to", own)) as process:
+        until(lambda: (job.run_dir / "trackers/Kept/told.json").is_file())
+        steps(job, 2)
+        job.write(JobEnded(outcome="preempted", step=3))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 1, "it has seen that the job is not done"
+    assert [words[1] for words in said(job) if words[0] == "step"] == [0, 1, 2]
+    assert said(job)[-2:] == [["end", "preempted"], ["close"]]
+
+
+def test_one_that_hangs_is_ended_by_a_second_signal(job, own, tmp_path):
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text(STUCK)
+    job.begin()
+    steps(job, 1)
+    with subprocess.Popen(command(job, "--to", f"{stuck}:Stuck")) as process:
+        until(lambda: (job.run_dir / "trackers/Stuck/hangs").is_file())
+        until(lambda: process.poll() is not None or process.send_signal(signal.SIGTERM))
+        assert process.returncode in (143, -signal.SIGTERM), "the latter on its way out"
 
 
 def test_tensorboard_reads_what_it_is_told(job):

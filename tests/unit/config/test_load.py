@@ -229,6 +229,12 @@ def complaint(tree, *overrides):
             {"step_size": 3},
             "optimizer.schedule_arguments: schedule constant takes none; expected none, or a scheduler of torch's",
         ),
+        (
+            "optimizer",
+            {"kind": "mine.py:make", "schedule": "torch.optim.lr_scheduler:StepLR"},
+            "optimizer.schedule: torch.optim.lr_scheduler:StepLR goes by a learning rate, and kind mine.py:make has "
+            "its own; expected constant, cosine or linear, which are factors on that",
+        ),
         ("optimizer.lr", 0, "optimizer.lr: expected `float` > 0.0, got 0"),
         ("optimizer.lr", float("nan"), "optimizer.lr: expected `float` > 0.0, got nan"),
         ("optimizer.betas", [0.9], "optimizer.betas: expected `array` of length 2, got 1, got [0.9]"),

@@ -274,6 +274,17 @@ def test_adapters_are_saved_for_peft_and_within_the_weights_for_transformers(tmp
     assert "peft" in sources(begun)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what peft calls in transformers
+def test_a_head_that_was_trained_is_within_the_weights_and_peft_is_given_none_without_it(tmp_path):
+    pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
+    begun = HuggingFaceModel(config=OF_TEXTS["bert"], task="sequence-classification", lora=Lora(targets=("query",)))
+    parameters = dict(whole(begun).module.named_parameters())
+    save(job_of(begun), parameters, tmp_path / "made")
+    assert not (tmp_path / "made" / "adapter").exists()
+    saved = load_file(tmp_path / "made" / "model.safetensors")
+    assert torch.equal(saved["classifier.weight"], parameters["classifier.weight"])
+
+
 def test_layers_that_a_model_does_not_have_are_told():
     pytest.importorskip("peft", reason="needs peft: pip install -e '.[lora]'")
     with pytest.raises(ConfigError, match=r"^model.lora: .*: Target modules .*none.* not found in the base"):

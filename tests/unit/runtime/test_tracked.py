@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -40,13 +41,14 @@ def test_no_tracker_no_process(tmp_path, said, processes):
     assert (said, processes, list(tmp_path.iterdir())) == ([], [], [])
 
 
-def test_they_are_waited_for_until_they_were_told_that_the_job_has_ended(tmp_path, said, processes):
+@pytest.mark.parametrize(("outcome", "code"), [("done", 0), ("lost", 1)])
+def test_they_are_waited_for_until_they_were_told_that_the_job_has_ended(tmp_path, said, processes, outcome, code):
     with tracked(tmp_path, ("csv",), said.append, lambda: said.append("waits")):
         log = EventLog(tmp_path / "events.jsonl")
         log.write(1.0, started())
-        log.write(2.0, JobEnded(outcome="done", step=1))
+        log.write(2.0, JobEnded(outcome=outcome, step=1))
         log.close()
-    assert processes[0].returncode == 0
+    assert processes[0].returncode == code
     assert (tmp_path / "trackers" / "csv" / "steps.csv").is_file()
     assert [each for each in said if each != "waits"] == []
 
@@ -67,6 +69,22 @@ def test_those_that_do_not_end_are_ended_in_a_while(tmp_path, said, processes, m
         f"trackers have not been told all within 0.1 s: `holdfast track {tmp_path}` goes on with them",
     ]
     assert processes[0].returncode == 143
+
+
+def test_whoever_interrupts_waits_for_nobody(tmp_path, said, processes):
+    with tracked(tmp_path, ("csv",), said.append, lambda: None, interrupted=lambda: True):
+        until(lambda: (tmp_path / SAID).read_text())
+    assert processes[0].returncode == 143
+
+
+def test_trackers_that_cannot_be_started_harm_nobody(tmp_path, said, monkeypatch):
+    def full(*args, **options):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(module.subprocess, "Popen", full)
+    with tracked(tmp_path, ("csv",), said.append, lambda: None):
+        said.append("trains")
+    assert said == ["trackers: cannot be started: [Errno 11] Resource temporarily unavailable", "trains"]
 
 
 def test_a_job_that_fails_waits_for_nobody(tmp_path, said, processes):

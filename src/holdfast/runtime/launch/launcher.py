@@ -159,8 +159,13 @@ class Launcher:
 
     def _tracked(self) -> contextlib.AbstractContextManager[None]:
         """Has trackers told, from the beginning to the end of the log."""
-        request, teller = self.request, self._teller
-        return tracked(request.run_dir, request.job.track, teller.say, lambda: teller.prepare("waiting for trackers"))
+        return tracked(
+            self.request.run_dir,
+            self.request.job.track,
+            self._teller.say,
+            waits=lambda: self._teller.prepare("waiting for trackers"),
+            interrupted=lambda: self._signals.interrupted is not None,
+        )
 
     @contextlib.contextmanager
     def _networks(self) -> Iterator[Networks | None]:

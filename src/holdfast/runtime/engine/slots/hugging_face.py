@@ -152,7 +152,8 @@ def save(job: Job, weights: Mapping[str, Tensor], folder: Path) -> None:
         raise ConfigError(f"{names}: another version of transformers has trained it, which names weights otherwise")
     made.config.use_cache = True
     if adapted is not None:
-        adapted.save_pretrained(folder / "adapter")
+        if model.task == "causal-lm":  # of all others more was trained than peft would write
+            adapted.save_pretrained(folder / "adapter")
         made = adapted.merge_and_unload(safe_merge=True)  # the weights that were given stay as they are
     made.save_pretrained(folder)
     for path in _beside(job):
@@ -188,7 +189,7 @@ def _adapters(model: HuggingFaceModel) -> Any:
 
 
 def _train_head(model: HuggingFaceModel, made: Any) -> None:
-    """What a model has for its task alone is trained, too, but for a language model's, which is there already."""
+    """What a model has for its task alone is trained, too, but for a causal language model's, which it has already."""
     if model.task != "causal-lm":
         of_the_task = _of_a_task(made)
         for name, parameter in made.named_parameters():
